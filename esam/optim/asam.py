@@ -1,0 +1,45 @@
+"""ASAM (Kwon et al., ICML 2021): a neighbourhood that scales with the weights."""
+
+from __future__ import annotations
+
+import math
+from typing import final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .ascent import adaptive_ascent
+from .step import SharpnessAware, Targets
+
+
+@final
+class ASAM(SharpnessAware):
+    """Step by the gradient at theta + rho T^2 g / ||T g||, T = |theta| + eta: sharpness that rescaling cannot fool.
+
+    Args:
+        base: Any torch optimizer; it makes the step.
+        model: The module that ``base`` trains; its BatchNorm statistics move in the first pass only.
+        rho: Radius, relative to the weights, so about ten times SAM's: the paper's 0.5 for CIFAR-10.
+        eta: Keeps weights near zero movable; the paper's 0.01.
+        m: Perturb each group of m samples of the batch by its own eps; None: one eps for the batch.
+        seed: Unused by ASAM itself; kept so that every method is built alike.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module,
+        *,
+        rho: float = 0.5,
+        eta: float = 0.01,
+        m: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        if not math.isfinite(eta) or eta < 0:
+            raise ValueError(f"eta must be a finite number >= 0, got {eta!r}")
+        super().__init__(base, model, rho=rho, m=m, seed=seed)
+        self.eta = eta
+
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+        """Return ``rho T^2 g / ||T g||``."""
+        return adaptive_ascent(chosen.weights, gradients, chosen.rho, eta=self.eta)

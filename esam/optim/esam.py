@@ -1,0 +1,92 @@
+"""ESAM (Du et al., ICLR 2022): perturb some tensors (SWP), then train on the samples that feel it most (SDS)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .ascent import l2_ascent, tensor_norms, whole_norm
+from .ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest
+from .step import SharpnessAware, Targets
+
+
+@final
+class ESAM(SharpnessAware):
+    """Step like SAM for less: a random share of the tensors is perturbed, a chosen share of the samples trains.
+
+    Args:
+        base: Any torch optimizer; it makes the step.
+        model: The module that ``base`` trains; its BatchNorm statistics move in the first pass only.
+        rho: Radius of the neighbourhood, as for SAM.
+        beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
+        gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
+        ranking: How the samples are ranked: "exact" (rise of the loss, as the paper; one more forward pass), "loss"
+            (loss at theta; free), "random" (free), or a function of ``Candidates`` that returns one score a sample.
+        norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
+            last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
+        m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
+        seed: Seed of the optimizer's own generator; None: torch's initial seed.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module,
+        *,
+        rho: float = 0.05,
+        beta: float = 0.6,
+        gamma: float = 0.5,
+        ranking: str | Ranking = "exact",
+        norm: Literal["full", "selected"] = "full",
+        m: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        for name, share in (("beta", beta), ("gamma", gamma)):
+            if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+                raise ValueError(f"{name} must be in (0, 1], got {share!r}")
+        if norm not in ("full", "selected"):
+            raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
+        self.beta, self.gamma, self.norm = float(beta), float(gamma), norm
+        self.ranking = checked_ranking(ranking)
+        super().__init__(base, model, rho=rho, m=m, seed=seed)
+        self._norms: dict[int, float] = {}
+
+    def choose(self, targets: Targets) -> Targets:
+        """Draw each tensor with probability beta and scale its radius by 1 / beta; at least one is drawn."""
+        if self.beta == 1:
+            return targets
+        lots = torch.rand(len(targets), generator=self.generator).tolist()
+        # a tensor whose norm is not known yet is taken for certain, so unscaled
+        new = [self.norm == "full" and n not in self._norms for n in targets.index]
+        picks = [i for i, lot in enumerate(lots) if new[i] or lot < self.beta]
+        if not picks:
+            picks = [int(torch.randint(len(targets), (), generator=self.generator))]
+        rho = [r if new[i] else r / self.beta for i, r in enumerate(targets.rho)]
+        return Targets(targets.weights, rho, targets.index).only(picks)
+
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+        """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""
+        if self.beta == 1 or self.norm == "selected":
+            return l2_ascent(chosen.weights, gradients, chosen.rho)
+        norms = dict(zip(chosen.index, tensor_norms(gradients), strict=True))
+        self._norms = {**self._norms, **{n: norm for n, norm in norms.items() if math.isfinite(norm)}}
+        remembered = [self._norms.get(n, 0.0) for n in chosen.left_out]
+        return l2_ascent(chosen.weights, gradients, chosen.rho, norm=whole_norm([*norms.values(), *remembered]))
+
+    def select(self, batch: Candidates) -> Tensor | None:
+        """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""
+        if self.gamma == 1:
+            return None
+        return keep_highest(checked_scores(self.ranking(batch), batch), self.gamma)
+
+    def memory(self) -> dict[str, Any]:
+        """Return the norm that each tensor's gradient had when it was last drawn."""
+        return {"norms": dict(self._norms)}
+
+    def load_memory(self, memory: dict[str, Any]) -> None:
+        """Take back what ``memory`` returned."""
+        self._norms = dict(memory["norms"])

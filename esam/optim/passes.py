@@ -1,0 +1,98 @@
+"""How is one pass over a batch run: forward, backward, and the sum over its pieces?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+
+from .ascent import tensor_norms
+from .batch import Piece
+
+_T = TypeVar("_T")
+Gradients = dict[int, Tensor]
+"""The gradients that a pass reached, by the tensors' places among the optimizer's parameters."""
+
+
+def first_pass(
+    pieces: list[Piece], weights: list[Tensor], index: list[int], scaler: GradScaler | None, model: nn.Module
+) -> tuple[Tensor, Gradients]:
+    """Return each sample's loss at theta and the gradient of their mean with respect to these weights only.
+
+    Nothing is computed for other weights, backward stops at the earliest of these, and ``.grad`` is not touched.
+    """
+    losses: list[Tensor] = []
+    gradients: Gradients = {}
+    with unsynchronised(model):
+        for piece in pieces:
+            piece_losses = piece.first_losses()
+            found = torch.autograd.grad(_scaled(piece_losses.mean(), scaler), weights, allow_unused=True)
+            losses.append(piece_losses.detach())
+            reached = {
+                n: g.to_dense() if g.is_sparse else g for n, g in zip(index, found, strict=True) if g is not None
+            }
+            gradients = added(gradients, reached, len(losses[-1]) / len(losses[0]))
+    # the size of the batch is known only now
+    factor = len(losses[0]) / sum(map(len, losses)) / (1.0 if scaler is None else scaler.get_scale())
+    return torch.cat(losses), added({}, gradients, factor)
+
+
+def plain_pass(pieces: list[Piece], parameters: list[Tensor], scaler: GradScaler | None, model: nn.Module) -> Tensor:
+    """Return each sample's loss at theta and leave the gradient of their mean in ``.grad``."""
+    losses: list[Tensor] = []
+    for piece, last in marking_the_last(pieces):
+        with nullcontext() if last else unsynchronised(model):
+            piece_losses = piece.first_losses()
+            losses.append(piece_losses.detach())
+            _backward(piece_losses, len(losses[-1]) / len(losses[0]), scaler)
+    if len(losses) > 1:
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        torch._foreach_mul_(gradients, len(losses[0]) / sum(map(len, losses)))
+    return torch.cat(losses)
+
+
+def second_pass(
+    keeps: list[tuple[Piece, Tensor | None]], share: float, scaler: GradScaler | None, model: nn.Module, last: bool
+) -> None:
+    """Add ``share`` times the mean gradient of the kept samples to ``.grad``; ranks are synchronised on the last."""
+    kept = sum(piece.count(keep) for piece, keep in keeps)
+    for (piece, keep), last_piece in marking_the_last(keeps):
+        with nullcontext() if last and last_piece else unsynchronised(model):
+            _backward(piece.losses_again(keep), share * piece.count(keep) / kept, scaler)
+
+
+def overflowed(gradients: Gradients) -> bool:
+    """Tell whether any gradient holds an inf or a NaN."""
+    return not all(map(math.isfinite, tensor_norms(list(gradients.values()))))
+
+
+def added(totals: Gradients, gradients: Gradients, factor: float) -> Gradients:
+    """Return totals + factor * gradients. Nothing in place: gradients may share memory with one another."""
+    if factor != 1 and gradients:
+        gradients = dict(zip(gradients, torch._foreach_mul(list(gradients.values()), factor), strict=True))
+    return {**totals, **{n: totals[n] + g if n in totals else g for n, g in gradients.items()}}
+
+
+def unsynchronised(model: nn.Module) -> AbstractContextManager[Any]:
+    """Keep gradients on this rank under DistributedDataParallel; it counts forward passes too, so they stand inside."""
+    no_sync = getattr(model, "no_sync", None)
+    return nullcontext() if no_sync is None else no_sync()
+
+
+def marking_the_last(items: Sequence[_T]) -> Iterator[tuple[_T, bool]]:
+    """Yield each item and whether it is the last."""
+    return ((item, i == len(items) - 1) for i, item in enumerate(items))
+
+
+def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
+
+
+def _backward(losses: Tensor, share: float, scaler: GradScaler | None) -> None:
+    loss = losses.mean() if share == 1 else losses.mean() * share
+    _scaled(loss, scaler).backward()  # type: ignore[no-untyped-call]

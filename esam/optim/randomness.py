@@ -1,0 +1,37 @@
+"""Which random numbers does a later pass see?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+RandomState = list[tuple[torch.device, Tensor]]
+
+
+def random_state(devices: Iterable[torch.device]) -> RandomState:
+    """Return the state of torch's global generators: the CPU's and those of ``devices``."""
+    others = sorted({d for d in devices if d.type not in ("cpu", "meta")}, key=str)
+    state: RandomState = [(torch.device("cpu"), torch.get_rng_state())]
+    return state + [(d, torch.get_device_module(d).get_rng_state(d)) for d in others]
+
+
+def _set(state: RandomState) -> None:
+    for device, value in state:
+        if device.type == "cpu":
+            torch.set_rng_state(value)
+        else:
+            torch.get_device_module(device).set_rng_state(value, device)
+
+
+@contextmanager
+def replayed(state: RandomState) -> Iterator[None]:
+    """Draw the same random numbers again (dropout masks), then go on where the stream was."""
+    now = random_state(device for device, _ in state)
+    try:
+        _set(state)
+        yield
+    finally:
+        _set(now)

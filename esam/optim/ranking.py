@@ -1,0 +1,72 @@
+"""Which samples take the second pass?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """What a ranking may look at: the samples of the batch at the moment of selection."""
+
+    losses: Tensor
+    """The loss of each sample at theta, detached, in the order of the batch."""
+    perturbed_losses: Callable[[], Tensor]
+    """Run the batch forward at theta + eps and return the loss of each sample: costs one forward pass."""
+    generator: torch.Generator
+    """The optimizer's own CPU generator, for rankings that draw."""
+
+
+Ranking = Callable[[Candidates], Tensor]
+"""Candidates -> one score a sample; the samples with the highest scores are kept."""
+
+
+def exact(batch: Candidates) -> Tensor:
+    """Score by the rise of the loss under eps, as the paper does. Price: one forward pass."""
+    return batch.perturbed_losses() - batch.losses
+
+
+def loss(batch: Candidates) -> Tensor:
+    """Score by the loss at theta: free, and drawn to wrong labels."""
+    return batch.losses
+
+
+def random(batch: Candidates) -> Tensor:
+    """Score by a coin: free, the paper's control."""
+    return torch.rand(len(batch.losses), generator=batch.generator).to(batch.losses.device)
+
+
+RANKINGS: dict[str, Ranking] = {"exact": exact, "loss": loss, "random": random}
+
+
+def keep_highest(scores: Tensor, gamma: float) -> Tensor:
+    """Return the indices of the share ``gamma`` with the highest scores, in ascending order.
+
+    Exactly ``max(1, round(gamma * B))`` of them; ties go to the lower index; a NaN score comes last.
+    """
+    k = max(1, round(gamma * len(scores)))
+    scores = torch.where(torch.isnan(scores), -torch.inf, scores)
+    order = torch.sort(scores, descending=True, stable=True).indices
+    return order[:k].sort().values
+
+
+def checked_ranking(ranking: str | Ranking) -> Ranking:
+    """Return the ranking of that name, or the caller's own function."""
+    if callable(ranking):
+        return ranking
+    if ranking not in RANKINGS:
+        raise ValueError(f"ranking must be one of {', '.join(RANKINGS)} or a function of Candidates, got {ranking!r}")
+    return RANKINGS[ranking]
+
+
+def checked_scores(scores: object, batch: Candidates) -> Tensor:
+    """Return a ranking's scores, or say what is wrong with them."""
+    shape = tuple(batch.losses.shape)
+    if not isinstance(scores, Tensor) or tuple(scores.shape) != shape:
+        got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
+        raise ValueError(f"the ranking returned {got}; return one score for each sample: a tensor of shape {shape}")
+    return scores

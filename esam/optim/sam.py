@@ -1,0 +1,33 @@
+"""SAM (Foret et al., ICLR 2021): the gradient at the worst point nearby."""
+
+from __future__ import annotations
+
+from typing import final
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .ascent import l2_ascent
+from .step import SharpnessAware, Targets
+
+
+@final
+class SAM(SharpnessAware):
+    """Step by the gradient at theta + rho g / ||g||: flat minima, at twice the base optimizer's cost.
+
+    Args:
+        base: Any torch optimizer; it makes the step.
+        model: The module that ``base`` trains; its BatchNorm statistics move in the first pass only.
+        rho: Radius of the neighbourhood. 0.05 is the paper's for ResNets; 0 is the base optimizer itself.
+        m: Perturb each group of m samples of the batch by its own eps (m-sharpness); None: one eps for the batch.
+        seed: Unused by SAM itself; kept so that every method is built alike.
+    """
+
+    def __init__(
+        self, base: Optimizer, model: nn.Module, *, rho: float = 0.05, m: int | None = None, seed: int | None = None
+    ) -> None:
+        super().__init__(base, model, rho=rho, m=m, seed=seed)
+
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+        """Return ``rho g / ||g||``."""
+        return l2_ascent(chosen.weights, gradients, chosen.rho)

@@ -1,0 +1,242 @@
+"""How does one sharpness-aware step flow? Here, once; a method only chooses the parts."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
+from .passes import Gradients, added, first_pass, marking_the_last, overflowed, plain_pass, second_pass
+from .perturb import forget_casts, moved_share, perturbed
+from .ranking import Candidates
+from .statistics import copy_statistics, frozen_statistics, restore_statistics
+from .wrapper import Wrapper
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """Tensors that a pass differentiates, side by side with what each needs."""
+
+    weights: list[Tensor]
+    rho: list[float]
+    index: list[int]
+    """Each tensor's place among all the optimizer's parameters: a key that outlives a restart."""
+    left_out: tuple[int, ...] = ()
+    """Places of the tensors that could have been perturbed but were not chosen."""
+
+    def __len__(self) -> int:
+        return len(self.weights)
+
+    def only(self, picks: Sequence[int]) -> Targets:
+        """Return the targets at these positions; the others are left out."""
+        picked = set(picks)
+        return Targets(
+            [self.weights[i] for i in picks],
+            [self.rho[i] for i in picks],
+            [self.index[i] for i in picks],
+            self.left_out + tuple(n for i, n in enumerate(self.index) if i not in picked),
+        )
+
+
+class SharpnessAware(Wrapper):
+    """Step by the gradient at theta + eps, with any torch optimizer as the base.
+
+    A method overrides some of the parts ``perturbs_now``, ``choose``, ``ascent``, ``select`` and ``combine``, and, if
+    it remembers something from step to step, ``memory`` and ``load_memory``; never ``step``.
+    """
+
+    whole_gradient: bool = False
+    """Whether ``combine`` wants the first gradient of every trainable tensor, not only of the chosen ones."""
+
+    def __init__(
+        self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None = None, seed: int | None = None
+    ) -> None:
+        if m is not None and (isinstance(m, bool) or not isinstance(m, int) or m < 1):
+            raise ValueError(f"m must be None or a whole number of samples >= 1, got {m!r}")
+        super().__init__(base, model, rho=rho, seed=seed)
+        self.m = m
+        self._rounding_checked = False
+
+    # The parts ------------------------------------------------------------------------------------------------------
+
+    def perturbs_now(self) -> bool:
+        """Tell whether this step perturbs; if not, it is the base's own step with ``combine`` on top."""
+        return True
+
+    def choose(self, targets: Targets) -> Targets:
+        """Return the tensors to perturb in this step, each with its radius."""
+        return targets
+
+    @abstractmethod
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+        """Return eps, one tensor for each chosen one."""
+
+    def select(self, batch: Candidates) -> Tensor | None:
+        """Return the indices of the samples that take the second pass; None for all of them."""
+        return None
+
+    def combine(self, trainable: Targets, first: Gradients | None) -> None:
+        """Change ``.grad`` before the base steps; ``first`` is the whole first gradient; None: not perturbed."""
+
+    # The flow -------------------------------------------------------------------------------------------------------
+
+    @final
+    def step(  # type: ignore[override]
+        self,
+        closure: Closure | Sequence[Closure],
+        *,
+        scaler: GradScaler | None = None,
+        batch_size: int | Sequence[int] | None = None,
+    ) -> Tensor:
+        """Take one step and return the mean loss at theta, detached.
+
+        Args:
+            closure: Called with ``slice(None)`` or a tensor of indices; returns the loss of each of those samples,
+                graph attached. A list of closures stands for the micro-batches of one batch.
+            scaler: A ``GradScaler`` for fp16: an overflow in either pass skips the step. Call ``scaler.update()`` after
+                it, as in any fp16 loop.
+            batch_size: Read only with ``m``: how many samples the batch has (one number a closure). Left out, a forward
+                pass is spent to learn it.
+
+        There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
+        """
+        devices = frozenset(p.device for p in self._parameters())
+        pieces = [Piece(c, devices) for c in checked_closures(closure)]
+        with torch.enable_grad(), self._unchanged_on_error():
+            targets = self._targets(perturbable=True)
+            if len(targets) and self.perturbs_now():
+                losses = self._gradient_at_perturbed(self._groups(pieces, batch_size), targets, scaler)
+            else:
+                losses = self._gradient_at_theta(pieces, scaler)
+            if scaler is None:
+                self.base.step()
+            else:
+                scaler.step(self.base)
+        return losses.mean()
+
+    def _gradient_at_theta(self, pieces: list[Piece], scaler: GradScaler | None) -> Tensor:
+        """Leave in ``.grad`` what the base alone would step by; return the losses."""
+        self._clear_gradients()
+        losses = plain_pass(pieces, self._parameters(), scaler, self.model)
+        self._finish_gradient(None, scaler)
+        return losses
+
+    def _gradient_at_perturbed(self, groups: list[list[Piece]], targets: Targets, scaler: GradScaler | None) -> Tensor:
+        """Leave the gradient at theta + eps in ``.grad``; return the losses at theta."""
+        chosen = self.choose(targets)
+        differentiated = self._targets(perturbable=False) if self.whole_gradient else chosen
+        samples = sum(piece.size or 0 for group in groups for piece in group)
+        losses: list[Tensor] = []
+        first: Gradients = {}
+        for group, last in marking_the_last(groups):
+            group_losses, gradients = first_pass(
+                group, differentiated.weights, differentiated.index, scaler, self.model
+            )
+            losses.append(group_losses)
+            if scaler is not None and overflowed(gradients):
+                self._report_overflow(differentiated, gradients, scaler)
+                return torch.cat(losses)
+            if len(losses) == 1:
+                self._clear_gradients()
+            share = len(group_losses) / samples if len(groups) > 1 else 1.0
+            if self.whole_gradient:
+                first = added(first, gradients, share)
+            reached = chosen.only([i for i, n in enumerate(chosen.index) if n in gradients])
+            eps = self.ascent(reached, [gradients[n] for n in reached.index]) if len(reached) else []
+            del gradients  # the second pass needs the memory
+            with perturbed(reached.weights, eps) as theta, frozen_statistics(self.model):
+                self._warn_of_rounding(theta, reached.weights, eps)
+                keeps = self._select(group, group_losses)
+                second_pass(keeps, share, scaler, self.model, last)
+        self._finish_gradient(first if self.whole_gradient else None, scaler)
+        return torch.cat(losses)
+
+    def _select(self, pieces: list[Piece], losses: Tensor) -> list[tuple[Piece, Tensor | None]]:
+        """Return the pieces of the second pass, each with the samples to keep of it."""
+
+        def perturbed_losses() -> Tensor:
+            with torch.no_grad():
+                again = torch.cat([piece.losses_again() for piece in pieces])
+            forget_casts()  # autocast would hand the second pass weights without a graph
+            return again
+
+        keep = self.select(Candidates(losses, perturbed_losses, self.generator))
+        return [(piece, None) for piece in pieces] if keep is None else shared_out(keep, pieces)
+
+    def _finish_gradient(self, first: Gradients | None, scaler: GradScaler | None) -> None:
+        if scaler is not None:
+            scaler.unscale_(self.base)
+        with torch.no_grad():
+            self.combine(self._targets(perturbable=False), first)
+
+    def _report_overflow(self, targets: Targets, gradients: Gradients, scaler: GradScaler) -> None:
+        """Show the scaler the first pass's overflow, so that it skips the step and lowers its scale."""
+        self._clear_gradients()
+        for weight, n in zip(targets.weights, targets.index, strict=True):
+            weight.grad = gradients.get(n)
+        scaler.unscale_(self.base)
+
+    # What the flow needs --------------------------------------------------------------------------------------------
+
+    def _targets(self, *, perturbable: bool) -> Targets:
+        """Return all trainable tensors, or those with a radius."""
+        parameters = [(p, float(g["rho"]) if g["perturb"] else 0.0) for g in self.param_groups for p in g["params"]]
+        index = [n for n, (p, rho) in enumerate(parameters) if p.requires_grad and (rho > 0 or not perturbable)]
+        return Targets([parameters[n][0] for n in index], [parameters[n][1] for n in index], index)
+
+    def _groups(self, pieces: list[Piece], batch_size: int | Sequence[int] | None) -> list[list[Piece]]:
+        if self.m is None:
+            return [pieces]
+        if batch_size is None:
+            with frozen_statistics(self.model):
+                sizes = [measured_size(piece.closure, piece.devices) for piece in pieces]
+        else:
+            sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size)
+        if len(sizes) != len(pieces) or min(sizes) < 1:
+            raise ValueError(f"batch_size must give one number >= 1 for each of {len(pieces)} closures, got {sizes}")
+        return cut_into_groups(pieces, sizes, self.m)
+
+    def _clear_gradients(self) -> None:
+        for p in self._parameters():
+            p.grad = None
+
+    @contextmanager
+    def _unchanged_on_error(self) -> Iterator[None]:
+        """Take back what a failed step has changed: gradients, statistics, generator and memory."""
+        gradients = [(p, p.grad) for p in self._parameters()]
+        statistics = copy_statistics(self.model)
+        generator, memory = self.generator.get_state(), self.memory()
+        try:
+            yield
+        except BaseException:
+            for p, gradient in gradients:
+                p.grad = gradient
+            restore_statistics(statistics)
+            self.generator.set_state(generator)
+            self.load_memory(memory)
+            raise
+
+    def _warn_of_rounding(self, theta: list[Tensor], weights: list[Tensor], eps: list[Tensor]) -> None:
+        low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
+        if self._rounding_checked or not low:
+            return
+        self._rounding_checked = True
+        share = moved_share(*([part[i] for i in low] for part in (theta, weights, eps)))
+        if share < 0.5:
+            warnings.warn(
+                f"the perturbation moves only {share:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
+                f"so {type(self).__name__} does little here; keep the weights in float32 and compute in low precision "
+                "with torch.autocast",
+                stacklevel=6,
+            )
