@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -58,7 +59,7 @@ def measured_size(closure: Closure, devices: frozenset[torch.device]) -> int:
 
 def checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
     """Return the closures of the micro-batches, or say what ``step`` wants."""
-    closures: Sequence[Closure | None] = [closure] if closure is None or callable(closure) else list(closure)
+    closures: list[object] = list(closure) if isinstance(closure, (list, tuple)) else [closure]
     if not closures:
         raise ValueError("step got an empty list of closures; pass one closure for each micro-batch of the batch")
     for c in closures:
@@ -67,7 +68,7 @@ def checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closur
                 f"step needs a closure, got {type(c).__name__}; pass a function of the samples to keep, such as "
                 'lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none")'
             )
-    return [c for c in closures if c is not None]
+    return cast(list[Closure], closures)
 
 
 def checked_losses(losses: object, expected: int | None) -> Tensor:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 
@@ -27,18 +27,17 @@ def frozen_statistics(model: nn.Module) -> Iterator[None]:
     Blocks nest and repeat safely: each one restores exactly the flags it found. Layers in eval mode are not touched.
     """
     layers = _moving(model)
-    momenta = [layer.momentum for layer in layers]
+    found = [(layer, layer.running_mean, layer.running_var) for layer in layers]
     try:
         for layer in layers:
-            if isinstance(layer, _BatchNorm):
-                layer.track_running_stats = False
-            elif isinstance(layer, _InstanceNorm):
-                layer.momentum = 0.0  # InstanceNorm would update its buffers whatever the flag says
+            layer.track_running_stats = False
+            if isinstance(layer, _InstanceNorm):  # it updates the buffers that it has, whatever the flag says
+                layer.running_mean = layer.running_var = None
         yield
     finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
+        for layer, mean, variance in found:
             layer.track_running_stats = True
-            layer.momentum = momentum
+            layer.running_mean, layer.running_var = mean, variance
 
 
 def copy_statistics(model: nn.Module) -> list[tuple[Tensor, Tensor]]:

@@ -27,6 +27,8 @@ class Wrapper(Optimizer, ABC):
             )
         if isinstance(base, Wrapper):
             raise ValueError(f"base is sharpness-aware itself ({type(base).__name__}); pass its own base: base.base")
+        if isinstance(base, torch.optim.LBFGS):
+            raise ValueError("LBFGS calls a closure of its own several times a step; choose another base, such as SGD")
         if not isinstance(model, nn.Module):
             raise ValueError(f"model must be the torch.nn.Module that base trains, got {type(model).__name__}")
         self._rho = checked_rho(rho)

@@ -1,0 +1,52 @@
+"""What every test shares: one thread (steady, and fair to neighbours) and a small problem of each kind."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+torch.set_num_threads(1)
+
+
+class Problem:
+    """A model, a batch, and the closure of the README."""
+
+    def __init__(self, model, x, y):
+        self.model, self.x, self.y = model, x, y
+        self.calls = []
+
+    def closure(self, keep):
+        self.calls.append(keep)
+        return F.cross_entropy(self.model(self.x[keep]), self.y[keep], reduction="none")
+
+    @property
+    def weights(self):
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+def mlp(dtype=torch.float64):
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+
+
+def normalised(dtype=torch.float64):
+    """A network with everything that has a state of its own in a forward pass."""
+    layers = (
+        nn.Linear(6, 8),
+        nn.BatchNorm1d(8),
+        nn.ReLU(),
+        nn.Dropout(0.3),
+        nn.Linear(8, 8),
+        nn.BatchNorm1d(8, momentum=None),
+    )
+    return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+
+
+def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    model = build(dtype)
+    return Problem(model, torch.randn(batch, 6, dtype=dtype), torch.randint(0, 3, (batch,)))
+
+
+@pytest.fixture
+def make_problem():
+    return problem

@@ -1,0 +1,388 @@
+"""What every method in the registry promises. A new method gets these tests by its row."""
+
+import copy
+import io
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import mlp, normalised, problem
+from lion_pytorch import Lion
+from torch import nn
+
+from esam import METHODS
+
+BASES = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adam": lambda params: torch.optim.Adam(params, lr=1e-2),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
+    "lion": lambda params: Lion(params, lr=5e-3),
+}
+
+every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+
+
+def start(method, build=mlp, base="sgd", dtype=torch.float64, batch=12, **settings):
+    p = problem(build, dtype=dtype, batch=batch)
+    return p, method(BASES[base](p.model.parameters()), p.model, seed=3, **settings)
+
+
+def snapshot(model):
+    return {k: v.clone() for k, v in model.state_dict().items()}
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    for key in a:
+        assert torch.equal(a[key], b[key]), key
+
+
+@pytest.mark.parametrize("base", BASES)
+@every_method
+def test_any_base_optimizer_learns_by_it(method, base):
+    """A smoke test: the loss falls."""
+    p, optimizer = start(method, base=base)
+    losses = [float(optimizer.step(p.closure)) for _ in range(40)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@every_method
+def test_step_returns_the_mean_loss_at_theta_detached(method):
+    p, optimizer = start(method)
+    expected = p.closure(slice(None)).mean()
+    loss = optimizer.step(p.closure)
+    assert loss.item() == pytest.approx(expected.item(), abs=1e-15)
+    assert not loss.requires_grad
+
+
+@every_method
+def test_it_is_a_torch_optimizer_on_the_bases_own_groups(method):
+    _, optimizer = start(method)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert optimizer.param_groups is optimizer.base.param_groups
+    assert optimizer.state is optimizer.base.state
+    optimizer.base.load_state_dict(optimizer.base.state_dict())  # torch puts new lists in place
+    assert optimizer.param_groups is optimizer.base.param_groups
+
+
+@every_method
+def test_nothing_of_a_step_stays_in_the_optimizers_state(method):
+    p, optimizer = start(method)
+    optimizer.step(p.closure)
+    assert {key for state in optimizer.state.values() for key in state} == {"momentum_buffer"}
+
+
+@pytest.mark.parametrize("on", ["wrapper", "base"])
+@every_method
+def test_a_scheduler_acts_on_either_optimizer(method, on):
+    p, optimizer = start(method)
+    target = optimizer if on == "wrapper" else optimizer.base
+    scheduler = torch.optim.lr_scheduler.StepLR(target, step_size=1, gamma=0.1)
+    before = p.weights
+    optimizer.step(p.closure)
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+    assert not torch.equal(before[0], p.weights[0])
+    copied = copy.deepcopy(optimizer)
+    assert copied.param_groups[0]["lr"] == pytest.approx(0.005)
+    pickle.loads(pickle.dumps(optimizer))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@every_method
+def test_weights_return_bit_for_bit_whichever_call_of_the_closure_raises(method, error):
+    p, optimizer = start(method, normalised)
+    optimizer.step(p.closure)
+    calls = 0
+    for failing in itertools.count(1):
+        before, storage = snapshot(p.model), [w.data_ptr() for w in p.model.parameters()]
+        state, grads = copy.deepcopy(optimizer.state_dict()), [w.grad.clone() for w in p.model.parameters()]
+        calls = 0
+
+        def closure(keep, failing=failing):
+            nonlocal calls
+            calls += 1
+            losses = p.closure(keep)
+            if calls == failing:
+                raise error("on purpose")
+            return losses
+
+        try:
+            optimizer.step(closure)
+        except error:
+            assert_equal(snapshot(p.model), before)
+            assert [w.data_ptr() for w in p.model.parameters()] == storage
+            assert all(torch.equal(w.grad, g) for w, g in zip(p.model.parameters(), grads, strict=True))
+            now = optimizer.state_dict()
+            assert torch.equal(now["sharpness_aware"]["generator"], state["sharpness_aware"]["generator"])
+            assert all(m.track_running_stats for m in p.model if isinstance(m, nn.BatchNorm1d))
+            assert p.model[5].momentum is None
+        else:
+            break
+    assert failing > 1  # it did raise at least once
+    optimizer.step(p.closure)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+@every_method
+def test_a_failed_step_leaves_no_trace_in_the_next_one(method, failing):
+    p, optimizer = start(method)
+    q, twin = start(method)
+    for _ in range(5):  # LookSAM's sixth step perturbs
+        assert optimizer.step(p.closure) == twin.step(q.closure)
+    calls = itertools.count(1)
+
+    def broken(keep):
+        if next(calls) == failing:
+            raise RuntimeError("on purpose")
+        return p.closure(keep)
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        optimizer.step(broken)
+    for _ in range(6):
+        assert optimizer.step(p.closure) == twin.step(q.closure)
+    assert_equal(p.model.state_dict(), q.model.state_dict())
+
+
+@every_method
+def test_requires_grad_and_modes_stay_as_the_user_left_them(method):
+    p, optimizer = start(method, normalised)
+    p.model[0].weight.requires_grad_(False)
+    p.model[1].eval()
+    frozen = p.model[0].weight.clone()
+    statistics = p.model[1].running_mean.clone()
+    for _ in range(6):
+        optimizer.step(p.closure)
+    assert torch.equal(p.model[0].weight, frozen)
+    assert torch.equal(p.model[1].running_mean, statistics)
+    assert [q.requires_grad for q in p.model.parameters()].count(False) == 1
+    assert not p.model[1].training
+    assert p.model[5].training
+
+
+@every_method
+def test_batchnorm_moves_once_a_step_by_the_first_pass(method):
+    p, optimizer = start(method, normalised)
+    twin = problem(normalised)
+    torch.manual_seed(1)
+    optimizer.step(p.closure)
+    torch.manual_seed(1)
+    twin.closure(slice(None))
+    for a, b in zip(p.model.buffers(), twin.model.buffers(), strict=True):
+        assert torch.equal(a, b)
+
+
+@every_method
+def test_a_parameter_without_a_gradient_is_left_alone(method):
+    p, optimizer = start(method)
+    unused = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer.add_param_group({"params": [unused]})
+    for _ in range(6):
+        optimizer.step(p.closure)
+    assert torch.equal(unused, torch.ones(3, dtype=torch.float64))
+
+
+@every_method
+def test_a_parameter_used_in_one_pass_only_returns_too(method):
+    p, optimizer = start(method)
+    extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer.add_param_group({"params": [extra], "lr": 0.0, "weight_decay": 0.0})
+    for parity in (0, 1):
+        calls = itertools.count()
+
+        def closure(keep, calls=calls, parity=parity):
+            losses = p.closure(keep)
+            return losses + extra.sum() if next(calls) % 2 == parity else losses
+
+        optimizer.step(closure)
+        assert torch.equal(extra, torch.ones(3, dtype=torch.float64))
+
+
+@every_method
+def test_a_group_with_perturb_false_trains_unperturbed(method):
+    p = problem()
+    head = [*p.model[4].parameters()]
+    body = [q for q in p.model.parameters() if all(q is not h for h in head)]
+    base = torch.optim.SGD([{"params": body}, {"params": head, "perturb": False}], lr=0.1)
+    optimizer = method(base, p.model)
+    before = [h.detach().clone() for h in head]
+    seen = []
+
+    def closure(keep):
+        seen.append([h.detach().clone() for h in head])
+        return p.closure(keep)
+
+    optimizer.step(closure)
+    assert len(seen) > 1
+    assert all(torch.equal(a, b) for at in seen for a, b in zip(at, before, strict=True))
+    assert not torch.equal(head[0], before[0])  # yet it was trained
+
+
+@every_method
+def test_a_groups_own_rho_scales_its_perturbation(method):
+    moves = []
+    for rho in (0.1, 0.2):
+        p = problem()
+        first, *rest = p.model.parameters()
+        base = torch.optim.SGD([{"params": [first], "rho": rho}, {"params": rest}], lr=0.1)
+        optimizer = method(base, p.model, rho=0.1)
+        theta, seen = first.detach().clone(), []
+        optimizer.step(
+            lambda keep, p=p, seen=seen, first=first: (seen.append(first.detach().clone()), p.closure(keep))[1]
+        )
+        moves.append(seen[-1] - theta)
+    assert torch.allclose(moves[1], 2 * moves[0], rtol=1e-9)
+    assert moves[0].abs().max() > 0
+
+
+@every_method
+def test_micro_batches_equal_the_one_big_batch(method):
+    p, optimizer = start(method)
+    q, accumulating = start(method)
+
+    def part(a, b):
+        return lambda keep: F.cross_entropy(q.model(q.x[a:b][keep]), q.y[a:b][keep], reduction="none")
+
+    for _ in range(12):
+        whole = optimizer.step(p.closure)
+        pieces = accumulating.step([part(0, 5), part(5, 7), part(7, 12)])
+        assert whole.item() == pytest.approx(pieces.item(), abs=1e-12)
+    for a, b in zip(p.weights, q.weights, strict=True):
+        assert (a - b).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("base", ["sgd", "adamw"])
+@every_method
+def test_a_resumed_run_continues_bit_for_bit(method, base):
+    p, optimizer = start(method, normalised, base)
+    for _ in range(7):
+        optimizer.step(p.closure)
+    file = io.BytesIO()
+    saved = {"model": p.model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
+    torch.save(saved, file)
+    straight = [float(optimizer.step(p.closure)) for _ in range(9)]
+
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    q = problem(normalised, seed=1)
+    q.x, q.y = p.x, p.y
+    resumed = method(BASES[base](q.model.parameters()), q.model, seed=99)
+    q.model.load_state_dict(loaded["model"])
+    resumed.load_state_dict(loaded["optimizer"])
+    torch.set_rng_state(loaded["random"])
+    assert [float(resumed.step(q.closure)) for _ in range(9)] == straight
+    assert_equal(p.model.state_dict(), q.model.state_dict())
+
+
+@pytest.mark.parametrize(
+    "copy_of", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"]
+)
+@every_method
+def test_a_copy_trains_on_by_itself_and_alike(method, copy_of):
+    p, optimizer = start(method)
+    for _ in range(3):
+        optimizer.step(p.closure)
+    twin = copy_of(optimizer)
+    q = copy.copy(p)
+    q.model = twin.model
+    assert twin.param_groups[0]["params"][0] is next(twin.model.parameters())
+    for _ in range(6):
+        assert optimizer.step(p.closure) == twin.step(q.closure)
+    assert_equal(p.model.state_dict(), q.model.state_dict())
+
+
+@every_method
+def test_the_bases_own_checkpoint_can_be_continued(method):
+    p, optimizer = start(method)
+    base = BASES["sgd"](p.model.parameters())
+    p.closure(slice(None)).mean().backward()
+    base.step()
+    optimizer.load_state_dict(base.state_dict())
+    assert torch.equal(
+        optimizer.state[p.model[0].weight]["momentum_buffer"], base.state[p.model[0].weight]["momentum_buffer"]
+    )
+    assert optimizer.param_groups[0]["rho"] > 0
+    optimizer.step(p.closure)
+
+
+@pytest.mark.parametrize("on", ["wrapper", "base"])
+@every_method
+def test_a_clipping_hook_clips_the_gradient_that_the_base_uses(method, on):
+    p, optimizer = start(method)
+    target = optimizer if on == "wrapper" else optimizer.base
+    seen = []
+
+    def clip(opt, args, kwargs):
+        weights = [q for g in opt.param_groups for q in g["params"]]
+        seen.append(float(nn.utils.clip_grad_norm_(weights, 1e-3)))
+
+    target.register_step_pre_hook(clip)
+    optimizer.step(p.closure)
+    assert len(seen) == 1
+    assert seen[0] > 1e-3
+    norm = torch.cat([q.grad.flatten() for q in p.model.parameters()]).norm()
+    assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
+@pytest.mark.parametrize("value", [0.0, float("inf"), float("nan")])
+@every_method
+def test_a_first_gradient_without_direction_never_reaches_the_weights(method, value):
+    p, optimizer = start(method)
+    calls = itertools.count()
+
+    def closure(keep):
+        losses = p.closure(keep)
+        return losses * value if next(calls) == 0 else losses
+
+    seen = []
+    handle = p.model.register_forward_pre_hook(lambda *_: seen.append(p.weights))
+    before = p.weights
+    optimizer.step(closure)
+    handle.remove()
+    for weights in seen[: next(calls) - 1]:
+        assert all(torch.equal(a, b) for a, b in zip(weights, before, strict=True))
+    if len(seen) > 1:  # a second, healthy gradient was there
+        assert all(torch.isfinite(w).all() for w in p.weights)
+
+
+@every_method
+def test_one_broken_sample_in_the_first_pass_does_not_outlive_the_step(method):
+    p, optimizer = start(method)
+    for _ in range(3):
+        optimizer.step(p.closure)
+    memory = copy.deepcopy(optimizer.memory())
+    calls = itertools.count()
+    optimizer.step(lambda keep: p.closure(keep) * (float("nan") if next(calls) == 0 else 1.0))
+    assert all(torch.isfinite(torch.as_tensor(v)).all() for v in _numbers(optimizer.memory()))
+    assert memory.keys() == optimizer.memory().keys()
+
+
+def _numbers(memory):
+    for value in memory.values():
+        yield from value.values() if isinstance(value, dict) else [value]
+
+
+@every_method
+def test_the_mask_generator_leaves_the_global_stream_alone(method):
+    p, optimizer = start(method)
+    state = torch.get_rng_state()
+    for _ in range(3):
+        optimizer.step(p.closure)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@every_method
+def test_the_seed_decides_and_defaults_to_torchs_own(method):
+    ends = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        p = problem()
+        torch.manual_seed(seed)
+        optimizer = method(BASES["sgd"](p.model.parameters()), p.model)
+        for _ in range(5):
+            optimizer.step(p.closure)
+        ends.append((p.weights[0], optimizer.generator.initial_seed()))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert [seed for _, seed in ends] == [1, 1, 2]

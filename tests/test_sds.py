@@ -1,0 +1,151 @@
+"""Sharpness-sensitive data selection: which samples, how many, and at what price."""
+
+import pytest
+import torch
+from conftest import normalised, problem
+from torch import nn
+
+from esam import ESAM
+from esam.optim.ranking import Candidates, keep_highest
+from esam.optim.randomness import random_state, replayed
+
+
+def start(build=None, batch=12, **settings):
+    p = problem(*([build] if build else []), batch=batch)
+    return p, ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.2, seed=0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "batch", "k"), [(0.5, 12, 6), (0.5, 5, 2), (0.1, 3, 1), (0.7, 10, 7), (0.99, 4, 4), (0.3, 1, 1)]
+)
+def test_exactly_the_share_gamma_is_kept_and_never_nothing(gamma, batch, k):
+    p, optimizer = start(batch=batch, gamma=gamma)
+    optimizer.step(p.closure)
+    assert len(p.calls[-1]) == k
+
+
+def test_ties_go_to_the_lower_index():
+    assert keep_highest(torch.tensor([1.0, 2.0, 2.0, 2.0]), 0.5).tolist() == [1, 2]
+    assert keep_highest(torch.zeros(6), 0.5).tolist() == [0, 1, 2]
+    assert keep_highest(torch.tensor([3.0, float("nan"), 1.0, float("inf")]), 0.5).tolist() == [0, 3]
+    assert keep_highest(torch.tensor([float("nan")] * 3), 0.34).tolist() == [0]
+
+
+def test_the_exact_ranking_keeps_the_samples_whose_loss_rises_most():
+    p, optimizer = start(gamma=0.25, beta=1)
+    at_theta = p.closure(slice(None)).detach()
+    seen = []
+
+    def closure(keep):
+        losses = p.closure(keep)
+        seen.append(losses.detach())
+        return losses
+
+    optimizer.step(closure)
+    rise = seen[1] - at_theta
+    assert sorted(rise.topk(3).indices.tolist()) == p.calls[-1].tolist()
+
+
+def test_the_loss_ranking_keeps_the_highest_losses_without_another_pass():
+    p, optimizer = start(gamma=0.25, ranking="loss")
+    top = sorted(p.closure(slice(None)).topk(3).indices.tolist())
+    p.calls.clear()
+    optimizer.step(p.closure)
+    assert len(p.calls) == 2
+    assert p.calls[-1].tolist() == top
+
+
+def test_gamma_one_never_pays_for_a_ranking():
+    p, optimizer = start(gamma=1)
+    optimizer.step(p.closure)
+    assert p.calls == [slice(None), slice(None)]
+
+
+def test_the_exact_ranking_costs_one_forward_and_no_backward():
+    p, optimizer = start(gamma=0.5)
+    grad_modes = []
+    p.model.register_forward_pre_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
+    optimizer.step(p.closure)
+    assert grad_modes == [True, False, True]
+
+
+def test_the_random_ranking_is_uniform_and_follows_the_seed():
+    counts = torch.zeros(12)
+    p, optimizer = start(gamma=0.5, ranking="random")
+    for _ in range(600):
+        optimizer.step(p.closure)
+        counts[p.calls[-1]] += 1
+    assert ((counts / 600 - 0.5).abs() < 4 * (0.25 / 600) ** 0.5).all()
+    picks = []
+    for _ in range(2):
+        p, optimizer = start(gamma=0.5, ranking="random")
+        optimizer.step(p.closure)
+        picks.append(p.calls[-1].tolist())
+    assert picks[0] == picks[1]
+
+
+def test_a_ranking_of_the_users_own_decides():
+    seen = []
+
+    def first_come(batch: Candidates) -> torch.Tensor:
+        seen.append(batch.losses)
+        return -torch.arange(len(batch.losses))
+
+    p, optimizer = start(gamma=0.25, ranking=first_come)
+    optimizer.step(p.closure)
+    assert p.calls[-1].tolist() == [0, 1, 2]
+    assert seen[0].shape == (12,)
+    assert not seen[0].requires_grad
+
+
+@pytest.mark.parametrize("scores", [torch.zeros(3), 1.0, torch.zeros(12, 1)])
+def test_a_ranking_that_does_not_score_each_sample_is_refused(scores):
+    p, optimizer = start(ranking=lambda batch: scores)
+    before = p.weights
+    with pytest.raises(ValueError, match=r"one score for each sample: a tensor of shape \(12,\)"):
+        optimizer.step(p.closure)
+    assert all(torch.equal(a, b) for a, b in zip(before, p.weights, strict=True))
+
+
+def test_dropout_is_replayed_for_the_ranking():
+    """With rho so small that nothing moves, the rise is zero only if both passes drop the same units."""
+    rises = []
+
+    def watching(batch):
+        rises.append(batch.perturbed_losses() - batch.losses)
+        return rises[-1]
+
+    p = problem(normalised)
+    base = torch.optim.SGD(p.model.parameters(), lr=0.1)
+    ESAM(base, p.model, rho=1e-30, gamma=0.5, ranking=watching).step(p.closure)
+    assert torch.equal(rises[0], torch.zeros_like(rises[0]))
+    assert isinstance(p.model[3], nn.Dropout)
+
+
+def test_replaying_gives_the_stream_back_where_it_was():
+    state = random_state([torch.device("cpu")])
+    a = torch.rand(3)
+    after = torch.get_rng_state()
+    with replayed(state):
+        b = torch.rand(3)
+    assert torch.equal(a, b)
+    assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
+    p, optimizer = start(gamma=0.25, ranking="loss")
+    p.y = p.model(p.x).argmax(1)
+    p.y[[9, 10, 11]] = (p.y[[9, 10, 11]] + 1) % 3  # wrong labels: the highest losses
+    calls = []
+
+    def part(a, b):
+        def closure(keep):
+            calls.append((a, keep))
+            return nn.functional.cross_entropy(p.model(p.x[a:b][keep]), p.y[a:b][keep], reduction="none")
+
+        return closure
+
+    optimizer.step([part(0, 8), part(8, 12)])
+    assert len(calls) == 3
+    assert calls[-1][0] == 8
+    assert calls[-1][1].tolist() == [1, 2, 3]

@@ -1,0 +1,162 @@
+"""Stochastic weight perturbation: what is drawn, what is computed, and where it converges."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import mlp, problem
+from torch import nn
+
+from esam import ESAM, SAM
+
+
+def small_cnn(dtype=torch.float32):
+    layers = (
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.Conv2d(8, 16, 3, stride=2),
+        nn.BatchNorm2d(16),
+    )
+    return nn.Sequential(
+        *layers,
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(32),
+        nn.ReLU(),
+        nn.Linear(32, 10),
+    ).to(dtype)
+
+
+def perturbations(optimizer, closure, weights, steps):
+    """Yield eps of each step, read off the weights that the second pass sees."""
+    for _ in range(steps):
+        theta = [w.detach().clone() for w in weights]
+        seen = []
+
+        def watching(keep, seen=seen):
+            seen.append([w.detach().clone() for w in weights])
+            return closure(keep)
+
+        optimizer.step(watching)
+        yield [a - t for a, t in zip(seen[-1], theta, strict=True)]
+
+
+def flat(tensors):
+    return torch.cat([t.flatten() for t in tensors])
+
+
+def image_problem():
+    torch.manual_seed(0)
+    model = small_cnn()
+    x, y = torch.randn(32, 3, 12, 12), torch.randint(0, 10, (32,))
+    model(x)
+    weights = list(model.parameters())
+    return model, weights, lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none")
+
+
+def test_over_2000_masks_the_mean_perturbation_is_sams():
+    model, weights, closure = image_problem()
+    still = lambda: torch.optim.SGD(model.parameters(), lr=0.0)  # noqa: E731
+    (sam,) = perturbations(SAM(still(), model, rho=0.05), closure, weights, 1)
+    optimizer = ESAM(still(), model, rho=0.05, beta=0.6, gamma=1, seed=0)
+    mean = sum(flat(eps).double() for eps in perturbations(optimizer, closure, weights, 2000)) / 2000
+    target = flat(sam).double()
+    assert F.cosine_similarity(mean, target, dim=0) > 0.99
+    assert mean.norm() == pytest.approx(float(target.norm()), rel=0.05)
+
+
+def test_the_released_norm_is_always_rho_over_beta():
+    p = problem()
+    weights = list(p.model.parameters())
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, rho=0.05, beta=0.5, gamma=1, norm="selected", seed=0)
+    for eps in perturbations(optimizer, p.closure, weights, 10):
+        assert flat(eps).norm() == pytest.approx(0.1, rel=1e-9)
+
+
+def test_each_tensor_is_drawn_with_probability_beta_and_not_drawn_together():
+    p = problem()
+    weights = list(p.model.parameters())
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=0.6, gamma=1, seed=0)
+    steps = list(perturbations(optimizer, p.closure, weights, 801))
+    drawn = torch.tensor([[bool(e.any()) for e in eps] for eps in steps], dtype=torch.float64)
+    assert drawn[0].all()  # so that each tensor has a norm
+    share = drawn[1:].mean(0)
+    assert ((share - 0.6).abs() < 4 * (0.24 / 800) ** 0.5).all()
+    off_diagonal = torch.corrcoef(drawn[1:].T)[~torch.eye(len(weights), dtype=torch.bool)]
+    assert off_diagonal.abs().max() < 4 / 800**0.5
+
+
+def test_a_tensor_that_was_not_drawn_counts_with_its_last_norm():
+    p = problem()
+    weights = list(p.model.parameters())
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, rho=0.05, beta=0.5, gamma=1, seed=0)
+    gradient = torch.autograd.grad(p.closure(slice(None)).mean(), weights)
+    for step, eps in enumerate(perturbations(optimizer, p.closure, weights, 10)):
+        scale = 0.05 / flat(gradient).norm() * (1 if step == 0 else 2)
+        for e, g in zip(eps, gradient, strict=True):
+            if e.any():
+                assert torch.allclose(e, scale * g, rtol=1e-9, atol=1e-15)
+
+
+def test_at_least_one_tensor_is_perturbed_however_small_beta():
+    p = problem()
+    weights = list(p.model.parameters())
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=1e-9, gamma=1, seed=0)
+    steps = [sum(bool(e.any()) for e in eps) for eps in perturbations(optimizer, p.closure, weights, 12)]
+    assert steps == [len(weights)] + [1] * 11
+
+
+class Counted(torch.autograd.Function):
+    """The identity, counting the backward passes through it."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Counted.count += 1
+        return gradient
+
+
+def test_backward_stops_at_the_earliest_drawn_tensor():
+    torch.manual_seed(0)
+    first, last = nn.Linear(4, 4), nn.Linear(4, 2)
+    model = nn.Sequential(first, last)
+    base = torch.optim.SGD([{"params": first.parameters(), "perturb": False}, {"params": last.parameters()}], lr=0.1)
+    optimizer = ESAM(base, model, beta=0.5, gamma=1)
+    x = torch.randn(5, 4)
+    Counted.count = 0
+    optimizer.step(lambda keep: last(Counted.apply(first(x[keep]))).pow(2).sum(1))
+    assert Counted.count == 1  # in the second pass only
+
+
+def test_gradients_of_tensors_not_drawn_are_never_computed():
+    p = problem()
+    weights = list(p.model.parameters())
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, beta=0.4, gamma=1, seed=1)
+    optimizer.step(p.closure)
+    computed = []
+    handles = [w.register_hook(lambda g, i=i: computed.append(i)) for i, w in enumerate(weights)]
+    for eps in perturbations(optimizer, p.closure, weights, 5):
+        drawn = [i for i, e in enumerate(eps) if e.any()]
+        assert sorted(computed[: len(drawn)]) == drawn
+        assert sorted(computed[len(drawn) :]) == list(range(len(weights)))
+        computed.clear()
+    for handle in handles:
+        handle.remove()
+
+
+def test_a_group_added_later_is_drawn_at_its_first_step():
+    p = problem(mlp)
+    extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    optimizer = ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, beta=1e-9, gamma=1, seed=0)
+    closure = lambda keep: p.closure(keep) + (extra**2).sum()  # noqa: E731
+    optimizer.step(closure)
+    optimizer.add_param_group({"params": [extra]})
+    (eps,) = perturbations(optimizer, closure, [extra], 1)
+    assert eps[0].any()
