@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import adaptive_ascent
+from .ascent import Eps, adaptive_ascent
+from .checks import checked_number
 from .step import SharpnessAware, Targets
 
 
@@ -35,11 +35,9 @@ class ASAM(SharpnessAware):
         m: int | None = None,
         seed: int | None = None,
     ) -> None:
-        if not math.isfinite(eta) or eta < 0:
-            raise ValueError(f"eta must be a finite number >= 0, got {eta!r}")
+        self.eta = checked_number("eta", eta)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
-        self.eta = eta
 
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho T^2 g / ||T g||``."""
         return adaptive_ascent(chosen.weights, gradients, chosen.rho, eta=self.eta)

@@ -4,26 +4,65 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors
 
 # Half-precision norms are kept in float32: a bf16 norm has 8 bits, an fp16 one overflows at 65,504.
 _HALF = (torch.float16, torch.bfloat16)
+_SMALL = 4096  # elements: below, a call costs more than its arithmetic, so such tensors are joined and measured as one
+
+
+@dataclass(frozen=True)
+class Eps:
+    """A perturbation, eps_n = factors[n] * directions[n]: never multiplied out, so it costs no memory of its own."""
+
+    directions: list[Tensor]
+    factors: list[float]
+
+    def add_to(self, weights: list[Tensor]) -> None:
+        """Move the weights, in place, by eps."""
+        factors = set(self.factors)
+        if len(factors) == 1:
+            torch._foreach_add_(weights, self.directions, alpha=factors.pop())
+        for factor in factors:
+            here = [i for i, f in enumerate(self.factors) if f == factor]
+            torch._foreach_add_([weights[i] for i in here], [self.directions[i] for i in here], alpha=factor)
+
+    def tensors(self) -> list[Tensor]:
+        """Return eps multiplied out."""
+        return [f * d for f, d in zip(self.factors, self.directions, strict=True)]
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> list[float]:
     """Return the l2 norm of each tensor; one device synchronisation for all of them."""
     if not tensors:
         return []
-    dtype = torch.float32 if any(t.dtype in _HALF for t in tensors) else None
-    norms = torch._foreach_norm(list(tensors), 2, dtype=dtype)
+    norms = torch._foreach_norm(list(tensors), 2, dtype=_norm_dtype(tensors))
     values: list[float] = torch.stack([n.to(norms[0].device) for n in norms]).tolist()
     return values
 
 
-def whole_norm(norms: Sequence[float]) -> float:
-    """Return the l2 norm of the vector whose parts have these norms."""
+def whole_norm(tensors: Sequence[Tensor]) -> float:
+    """Return the l2 norm of all elements of all tensors."""
+    vectors: list[Tensor] = []
+    small: list[Tensor] = []
+    parts: list[Tensor] = []
+    for t in tensors:
+        (vectors if t.dim() == 1 else small if t.numel() <= _SMALL else parts).append(t)
+    if len({t.get_device() for t in vectors + small}) > 1:
+        return root_sum_of_squares(tensor_norms(tensors))
+    if vectors:
+        parts.append(torch.cat(vectors))
+    if small:
+        parts.append(_flatten_dense_tensors(small))  # type: ignore[no-untyped-call]
+    return root_sum_of_squares(tensor_norms(parts))
+
+
+def root_sum_of_squares(norms: Sequence[float]) -> float:
+    """Return the norm of a vector whose parts have these norms."""
     return math.sqrt(sum(n * n for n in norms))
 
 
@@ -34,29 +73,30 @@ def usable(norm: float) -> bool:
 
 def l2_ascent(
     weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: Sequence[float], *, norm: float | None = None
-) -> list[Tensor]:
-    """Return SAM's eps: ``rho * g / ||g||``, one tensor for each weight.
+) -> Eps:
+    """Return SAM's eps: ``rho * g / ||g||``.
 
-    ``rho`` has one value a tensor. ``norm`` replaces the norm of ``gradients`` where they are only a part of the
-    whole gradient. A gradient without direction (zero, inf or NaN) gives eps = 0.
+    ``rho`` has one value a tensor. ``norm`` replaces the norm of ``gradients`` where they are only a part of the whole
+    gradient. A gradient without direction (zero, inf or NaN) gives eps = 0.
     """
-    if norm is None:
-        norm = whole_norm(tensor_norms(gradients))
-    if not usable(norm):
-        return [torch.zeros_like(w) for w in weights]
-    return list(torch._foreach_mul(list(gradients), [r / norm for r in rho]))
+    return _along(gradients, whole_norm(gradients) if norm is None else norm, rho)
 
 
-def adaptive_ascent(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: Sequence[float], *, eta: float
-) -> list[Tensor]:
+def adaptive_ascent(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: Sequence[float], *, eta: float) -> Eps:
     """Return ASAM's eps: ``rho * T^2 g / ||T g||`` with ``T = |w| + eta``, element by element."""
     t = torch._foreach_abs(list(weights))
     torch._foreach_add_(t, eta)
     scaled = torch._foreach_mul(t, list(gradients))
-    norm = whole_norm(tensor_norms(scaled))
-    if not usable(norm):
-        return [torch.zeros_like(w) for w in weights]
+    norm = whole_norm(scaled)
     torch._foreach_mul_(scaled, t)
-    torch._foreach_mul_(scaled, [r / norm for r in rho])
-    return list(scaled)
+    return _along(scaled, norm, rho)
+
+
+def _along(directions: Sequence[Tensor], norm: float, rho: Sequence[float]) -> Eps:
+    if not usable(norm):
+        return Eps([torch.zeros_like(d) for d in directions], [1.0] * len(directions))
+    return Eps(list(directions), [r / norm for r in rho])
+
+
+def _norm_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
+    return torch.float32 if any(t.dtype in _HALF for t in tensors) else None

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import l2_ascent, tensor_norms, whole_norm
+from .ascent import Eps, l2_ascent, root_sum_of_squares, tensor_norms
+from .checks import checked_share
 from .ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest
 from .step import SharpnessAware, Targets
 
@@ -45,12 +46,9 @@ class ESAM(SharpnessAware):
         m: int | None = None,
         seed: int | None = None,
     ) -> None:
-        for name, share in (("beta", beta), ("gamma", gamma)):
-            if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-                raise ValueError(f"{name} must be in (0, 1], got {share!r}")
         if norm not in ("full", "selected"):
             raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
-        self.beta, self.gamma, self.norm = float(beta), float(gamma), norm
+        self.beta, self.gamma, self.norm = checked_share("beta", beta), checked_share("gamma", gamma), norm
         self.ranking = checked_ranking(ranking)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
         self._norms: dict[int, float] = {}
@@ -68,14 +66,16 @@ class ESAM(SharpnessAware):
         rho = [r if new[i] else r / self.beta for i, r in enumerate(targets.rho)]
         return Targets(targets.weights, rho, targets.index).only(picks)
 
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""
         if self.beta == 1 or self.norm == "selected":
             return l2_ascent(chosen.weights, gradients, chosen.rho)
         norms = dict(zip(chosen.index, tensor_norms(gradients), strict=True))
         self._norms = {**self._norms, **{n: norm for n, norm in norms.items() if math.isfinite(norm)}}
         remembered = [self._norms.get(n, 0.0) for n in chosen.left_out]
-        return l2_ascent(chosen.weights, gradients, chosen.rho, norm=whole_norm([*norms.values(), *remembered]))
+        return l2_ascent(
+            chosen.weights, gradients, chosen.rho, norm=root_sum_of_squares([*norms.values(), *remembered])
+        )
 
     def select(self, batch: Candidates) -> Tensor | None:
         """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""

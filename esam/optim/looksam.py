@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import l2_ascent, tensor_norms, usable, whole_norm
+from .ascent import Eps, l2_ascent
+from .checks import checked_count, checked_number
+from .combine import add_to_length, orthogonal_part
 from .passes import Gradients
 from .step import SharpnessAware, Targets
 
@@ -38,12 +39,8 @@ class LookSAM(SharpnessAware):
         m: int | None = None,
         seed: int | None = None,
     ) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-            raise ValueError(f"k must be a whole number of steps >= 1, got {k!r}")
-        if not 0 <= alpha < float("inf"):
-            raise ValueError(f"alpha must be a finite number >= 0, got {alpha!r}")
+        self.k, self.alpha = checked_count("k", k, "steps"), checked_number("alpha", alpha)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
-        self.k, self.alpha = k, alpha
         self.whole_gradient = k > 1
         self._steps = 0
         self._reused: Gradients = {}
@@ -52,22 +49,18 @@ class LookSAM(SharpnessAware):
         """Perturb every k-th step, and until there is something to reuse."""
         return self._steps % self.k == 0 or not self._reused
 
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``."""
         return l2_ascent(chosen.weights, gradients, chosen.rho)
 
-    def combine(self, trainable: Targets, first: Gradients | None) -> None:
+    def combine(self, first: Gradients | None) -> None:
         """After a perturbed step keep the orthogonal part of its gradient; otherwise add the part kept."""
         self._steps += 1
-        now = {n: w.grad for n, w in zip(trainable.index, trainable.weights, strict=True) if w.grad is not None}
+        now = {n: p.grad for n, p in enumerate(self._parameters()) if p.grad is not None}
         if first is not None:
-            self._reused = _orthogonal(now, first) or self._reused
-        elif self._reused and self.k > 1:
-            common = [n for n in now if n in self._reused]
-            size, reused = whole_norm(tensor_norms(list(now.values()))), whole_norm(tensor_norms(self._values(common)))
-            if usable(size) and usable(reused):
-                factor = self.alpha * size / reused
-                torch._foreach_add_([now[n] for n in common], self._values(common), alpha=factor)
+            self._reused = orthogonal_part(now, first) or self._reused
+        elif self.k > 1:
+            add_to_length(now, self._reused, self.alpha)
 
     def memory(self) -> dict[str, Any]:
         """Return the number of steps and the part of the gradient to reuse."""
@@ -78,17 +71,3 @@ class LookSAM(SharpnessAware):
         parameters = self._parameters()
         self._steps = memory["steps"]
         self._reused = {n: g.to(parameters[n].device) for n, g in memory["reused"].items()}
-
-    def _values(self, places: list[int]) -> list[Tensor]:
-        return [self._reused[n] for n in places]
-
-
-def _orthogonal(gradients: Gradients, direction: Gradients) -> Gradients:
-    """Return the part of the whole gradient orthogonal to ``direction``; empty where either is not finite or zero."""
-    common = [n for n in gradients if n in direction]
-    length = whole_norm(tensor_norms([direction[n] for n in direction]))
-    if not usable(length) or not usable(whole_norm(tensor_norms(list(gradients.values())))):
-        return {}
-    products = [(gradients[n] * direction[n]).sum(dtype=torch.float64) for n in common]
-    along = sum(torch.stack([p.to(products[0].device) for p in products]).tolist()) / length**2
-    return {n: g - along * direction[n] if n in direction else g.clone() for n, g in gradients.items()}

@@ -75,6 +75,8 @@ def added(totals: Gradients, gradients: Gradients, factor: float) -> Gradients:
     """Return totals + factor * gradients. Nothing in place: gradients may share memory with one another."""
     if factor != 1 and gradients:
         gradients = dict(zip(gradients, torch._foreach_mul(list(gradients.values()), factor), strict=True))
+    if not totals:
+        return gradients
     return {**totals, **{n: totals[n] + g if n in totals else g for n, g in gradients.items()}}
 
 

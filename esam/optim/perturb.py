@@ -8,35 +8,43 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from .ascent import Eps
+
 
 @contextmanager
-def perturbed(weights: Sequence[Tensor], eps: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+def perturbed(weights: Sequence[Tensor], eps: Eps) -> Iterator[list[Tensor]]:
     """Hold the weights at theta + eps; yield theta; leaving restores theta bit for bit and in place, also on an error.
 
-    Storage and version of the tensors stay the caller's: nothing is swapped, so views, compiled graphs and other
-    optimizers keep seeing the same weights.
+    The tensors and their storage stay the caller's: nothing is swapped, so views, compiled graphs and other optimizers
+    keep seeing the same weights.
     """
     weights = list(weights)
+    if not weights:
+        yield []
+        return
     with torch.no_grad():
         # copy, not subtract: adding and removing eps loses bits
-        theta = [w.clone() for w in weights]
-    try:
-        if weights:
-            with torch.no_grad():
-                torch._foreach_add_(weights, list(eps))
+        theta = _clones(weights)
+        try:
+            eps.add_to(weights)
             forget_casts()
-        yield theta
-    finally:
-        if weights:
-            with torch.no_grad():
-                torch._foreach_copy_(weights, theta)
+            with torch.enable_grad():
+                yield theta
+        finally:
+            torch._foreach_copy_(weights, theta)
             forget_casts()
+
+
+def _clones(tensors: list[Tensor]) -> list[Tensor]:
+    if hasattr(torch, "_foreach_clone"):  # not in every supported torch
+        return list(torch._foreach_clone(tensors))
+    return [t.clone() for t in tensors]
 
 
 def forget_casts() -> None:
     """Drop autocast's cached low-precision copies of the weights.
 
-    Inside an ``autocast`` block that spans the whole step, they would still be those of the weights before the move.
+    In an ``autocast`` block that spans the whole step they would still be those of the weights before the move.
     """
     torch.clear_autocast_cache()
 

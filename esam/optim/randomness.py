@@ -12,10 +12,9 @@ RandomState = list[tuple[torch.device, Tensor]]
 
 
 def random_state(devices: Iterable[torch.device]) -> RandomState:
-    """Return the state of torch's global generators: the CPU's and those of ``devices``."""
-    others = sorted({d for d in devices if d.type not in ("cpu", "meta")}, key=str)
+    """Return the state of torch's global generators: the CPU's and those of the accelerators ``devices``."""
     state: RandomState = [(torch.device("cpu"), torch.get_rng_state())]
-    return state + [(d, torch.get_device_module(d).get_rng_state(d)) for d in others]
+    return state + [(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]
 
 
 def _set(state: RandomState) -> None:
@@ -29,7 +28,7 @@ def _set(state: RandomState) -> None:
 @contextmanager
 def replayed(state: RandomState) -> Iterator[None]:
     """Draw the same random numbers again (dropout masks), then go on where the stream was."""
-    now = random_state(device for device, _ in state)
+    now = random_state(device for device, _ in state if device.type != "cpu")
     try:
         _set(state)
         yield

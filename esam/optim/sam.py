@@ -7,7 +7,7 @@ from typing import final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import l2_ascent
+from .ascent import Eps, l2_ascent
 from .step import SharpnessAware, Targets
 
 
@@ -28,6 +28,6 @@ class SAM(SharpnessAware):
     ) -> None:
         super().__init__(base, model, rho=rho, m=m, seed=seed)
 
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``."""
         return l2_ascent(chosen.weights, gradients, chosen.rho)

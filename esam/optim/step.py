@@ -12,13 +12,16 @@ from typing import final
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
+from .ascent import Eps
 from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
+from .checks import checked_count
 from .passes import Gradients, added, first_pass, marking_the_last, overflowed, plain_pass, second_pass
 from .perturb import forget_casts, moved_share, perturbed
 from .ranking import Candidates
-from .statistics import copy_statistics, frozen_statistics, restore_statistics
+from .statistics import copy_statistics, frozen_statistics, moving_layers, restore_statistics
 from .wrapper import Wrapper
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -48,6 +51,12 @@ class Targets:
             self.left_out + tuple(n for i, n in enumerate(self.index) if i not in picked),
         )
 
+    def having(self, gradients: Gradients) -> Targets:
+        """Return the targets that have a gradient."""
+        if all(n in gradients for n in self.index):
+            return self
+        return self.only([i for i, n in enumerate(self.index) if n in gradients])
+
 
 class SharpnessAware(Wrapper):
     """Step by the gradient at theta + eps, with any torch optimizer as the base.
@@ -62,10 +71,8 @@ class SharpnessAware(Wrapper):
     def __init__(
         self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None = None, seed: int | None = None
     ) -> None:
-        if m is not None and (isinstance(m, bool) or not isinstance(m, int) or m < 1):
-            raise ValueError(f"m must be None or a whole number of samples >= 1, got {m!r}")
+        self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, seed=seed)
-        self.m = m
         self._rounding_checked = False
 
     # The parts ------------------------------------------------------------------------------------------------------
@@ -79,14 +86,14 @@ class SharpnessAware(Wrapper):
         return targets
 
     @abstractmethod
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> list[Tensor]:
-        """Return eps, one tensor for each chosen one."""
+    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
+        """Return eps for the chosen tensors."""
 
     def select(self, batch: Candidates) -> Tensor | None:
         """Return the indices of the samples that take the second pass; None for all of them."""
         return None
 
-    def combine(self, trainable: Targets, first: Gradients | None) -> None:
+    def combine(self, first: Gradients | None) -> None:
         """Change ``.grad`` before the base steps; ``first`` is the whole first gradient; None: not perturbed."""
 
     # The flow -------------------------------------------------------------------------------------------------------
@@ -111,12 +118,13 @@ class SharpnessAware(Wrapper):
 
         There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
         """
-        devices = frozenset(p.device for p in self._parameters())
+        devices = frozenset(p.device for p in self._parameters() if not p.is_cpu)
         pieces = [Piece(c, devices) for c in checked_closures(closure)]
-        with torch.enable_grad(), self._unchanged_on_error():
+        layers = moving_layers(self.model)
+        with torch.enable_grad(), self._unchanged_on_error(layers):
             targets = self._targets(perturbable=True)
             if len(targets) and self.perturbs_now():
-                losses = self._gradient_at_perturbed(self._groups(pieces, batch_size), targets, scaler)
+                losses = self._gradient_at_perturbed(self._groups(pieces, batch_size), targets, layers, scaler)
             else:
                 losses = self._gradient_at_theta(pieces, scaler)
             if scaler is None:
@@ -132,7 +140,9 @@ class SharpnessAware(Wrapper):
         self._finish_gradient(None, scaler)
         return losses
 
-    def _gradient_at_perturbed(self, groups: list[list[Piece]], targets: Targets, scaler: GradScaler | None) -> Tensor:
+    def _gradient_at_perturbed(
+        self, groups: list[list[Piece]], targets: Targets, layers: list[_NormBase], scaler: GradScaler | None
+    ) -> Tensor:
         """Leave the gradient at theta + eps in ``.grad``; return the losses at theta."""
         chosen = self.choose(targets)
         differentiated = self._targets(perturbable=False) if self.whole_gradient else chosen
@@ -152,10 +162,10 @@ class SharpnessAware(Wrapper):
             share = len(group_losses) / samples if len(groups) > 1 else 1.0
             if self.whole_gradient:
                 first = added(first, gradients, share)
-            reached = chosen.only([i for i, n in enumerate(chosen.index) if n in gradients])
-            eps = self.ascent(reached, [gradients[n] for n in reached.index]) if len(reached) else []
+            reached = chosen.having(gradients)
+            eps = self.ascent(reached, [gradients[n] for n in reached.index])
             del gradients  # the second pass needs the memory
-            with perturbed(reached.weights, eps) as theta, frozen_statistics(self.model):
+            with perturbed(reached.weights, eps) as theta, frozen_statistics(layers):
                 self._warn_of_rounding(theta, reached.weights, eps)
                 keeps = self._select(group, group_losses)
                 second_pass(keeps, share, scaler, self.model, last)
@@ -178,7 +188,7 @@ class SharpnessAware(Wrapper):
         if scaler is not None:
             scaler.unscale_(self.base)
         with torch.no_grad():
-            self.combine(self._targets(perturbable=False), first)
+            self.combine(first)
 
     def _report_overflow(self, targets: Targets, gradients: Gradients, scaler: GradScaler) -> None:
         """Show the scaler the first pass's overflow, so that it skips the step and lowers its scale."""
@@ -191,9 +201,17 @@ class SharpnessAware(Wrapper):
 
     def _targets(self, *, perturbable: bool) -> Targets:
         """Return all trainable tensors, or those with a radius."""
-        parameters = [(p, float(g["rho"]) if g["perturb"] else 0.0) for g in self.param_groups for p in g["params"]]
-        index = [n for n, (p, rho) in enumerate(parameters) if p.requires_grad and (rho > 0 or not perturbable)]
-        return Targets([parameters[n][0] for n in index], [parameters[n][1] for n in index], index)
+        targets = Targets([], [], [])
+        start = 0
+        for group in self.param_groups:
+            rho = float(group["rho"]) if group["perturb"] else 0.0
+            if rho > 0 or not perturbable:
+                trainable = [n for n, p in enumerate(group["params"]) if p.requires_grad]
+                targets.weights.extend(group["params"][n] for n in trainable)
+                targets.rho.extend([rho] * len(trainable))
+                targets.index.extend(start + n for n in trainable)
+            start += len(group["params"])
+        return targets
 
     def _groups(self, pieces: list[Piece], batch_size: int | Sequence[int] | None) -> list[list[Piece]]:
         if self.m is None:
@@ -212,27 +230,28 @@ class SharpnessAware(Wrapper):
             p.grad = None
 
     @contextmanager
-    def _unchanged_on_error(self) -> Iterator[None]:
+    def _unchanged_on_error(self, layers: list[_NormBase]) -> Iterator[None]:
         """Take back what a failed step has changed: gradients, statistics, generator and memory."""
-        gradients = [(p, p.grad) for p in self._parameters()]
-        statistics = copy_statistics(self.model)
+        parameters = self._parameters()
+        gradients = [p.grad for p in parameters]
+        statistics = copy_statistics(layers)
         generator, memory = self.generator.get_state(), self.memory()
         try:
             yield
         except BaseException:
-            for p, gradient in gradients:
+            for p, gradient in zip(parameters, gradients, strict=True):
                 p.grad = gradient
             restore_statistics(statistics)
             self.generator.set_state(generator)
             self.load_memory(memory)
             raise
 
-    def _warn_of_rounding(self, theta: list[Tensor], weights: list[Tensor], eps: list[Tensor]) -> None:
+    def _warn_of_rounding(self, theta: list[Tensor], weights: list[Tensor], eps: Eps) -> None:
         low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
         if self._rounding_checked or not low:
             return
         self._rounding_checked = True
-        share = moved_share(*([part[i] for i in low] for part in (theta, weights, eps)))
+        share = moved_share(*([part[i] for i in low] for part in (theta, weights, eps.tensors())))
         if share < 0.5:
             warnings.warn(
                 f"the perturbation moves only {share:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
+
+from .checks import checked_number
 
 _OWN_STATE = "sharpness_aware"
 
@@ -31,7 +32,7 @@ class Wrapper(Optimizer, ABC):
             raise ValueError("LBFGS calls a closure of its own several times a step; choose another base, such as SGD")
         if not isinstance(model, nn.Module):
             raise ValueError(f"model must be the torch.nn.Module that base trains, got {type(model).__name__}")
-        self._rho = checked_rho(rho)
+        self._rho = checked_number("rho", rho)
         for group in base.param_groups:
             _check_group(group)
         self.base = base
@@ -120,15 +121,8 @@ class Wrapper(Optimizer, ABC):
         return [p for group in self.base.param_groups for p in group["params"]]
 
 
-def checked_rho(rho: object) -> float:
-    """Return a radius, or say what one is."""
-    if isinstance(rho, bool) or not isinstance(rho, (int, float)) or not math.isfinite(rho) or rho < 0:
-        raise ValueError(f"rho must be a finite number >= 0 (0 is the base optimizer itself), got {rho!r}")
-    return float(rho)
-
-
 def _check_group(group: dict[str, Any]) -> None:
     if "rho" in group:
-        checked_rho(group["rho"])
+        checked_number("rho", group["rho"])
     if not isinstance(group.get("perturb", True), bool):
         raise ValueError(f"a group's perturb must be True or False, got {group['perturb']!r}")

@@ -1,0 +1,27 @@
+"""What may a setting be? Each check returns the value, or says what was given and what is allowed."""
+
+from __future__ import annotations
+
+import math
+
+
+def checked_number(name: str, value: object) -> float:
+    """Return a finite number >= 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+        remark = " (0 is the base optimizer itself)" if name == "rho" else ""
+        raise ValueError(f"{name} must be a finite number >= 0{remark}, got {value!r}")
+    return float(value)
+
+
+def checked_share(name: str, value: object) -> float:
+    """Return a number in (0, 1]."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+        raise ValueError(f"{name} must be in (0, 1], got {value!r}")
+    return float(value)
+
+
+def checked_count(name: str, value: object, of: str) -> int:
+    """Return a whole number >= 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of {of} >= 1, got {value!r}")
+    return value

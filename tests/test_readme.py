@@ -1,0 +1,38 @@
+"""README code is code."""
+
+import re
+import textwrap
+from pathlib import Path
+
+import torch
+
+from esam import METHODS
+from esam.optim import registry
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def test_the_readmes_loop_runs_and_learns():
+    torch.manual_seed(0)
+    x = torch.randn(96, 64)
+    loader = [(x[i : i + 32], x[i : i + 32, :10].argmax(1)) for i in (0, 32, 64)]
+    code = re.search(r"```python\n(.*?)```", README, re.DOTALL).group(1)
+    scope = {"loader": loader}
+    exec(code, scope)
+    assert scope["loss"] < 0.5
+    assert len([line for line in code.split("\n\n", 1)[1].splitlines() if line.strip()]) <= 12
+
+
+def test_every_method_of_the_registry_stands_in_the_readme():
+    rows = re.findall(r"^\| `([a-z-]+)` \|", README, re.MULTILINE)
+    assert rows == list(registry.METHODS)
+    assert METHODS is registry.METHODS
+
+
+def test_the_readmes_clipping_hook_clips():
+    hook = textwrap.dedent(re.search(r"```python\n(  def clip.*?)```", README, re.DOTALL).group(1))
+    model = torch.nn.Linear(2, 2)
+    optimizer = METHODS["sam"](torch.optim.SGD(model.parameters(), lr=0.1), model)
+    exec(hook, {"optimizer": optimizer, "torch": torch, "model": model})
+    optimizer.step(lambda keep: 1e3 * model(torch.ones(4, 2)[keep]).sum(1))
+    assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() < 1.001
