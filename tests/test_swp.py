@@ -1,5 +1,7 @@
 """Stochastic weight perturbation: what is drawn, what is computed, and where it converges."""
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -160,3 +162,18 @@ def test_a_group_added_later_is_drawn_at_its_first_step():
     optimizer.add_param_group({"params": [extra]})
     (eps,) = perturbations(optimizer, closure, [extra], 1)
     assert eps[0].any()
+
+
+def test_a_drawn_group_norm_in_channels_last_does_not_crash_the_process():
+    """torch's backward does, when the input's gradient is not wanted; a crash here ends the test run."""
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8), nn.Flatten()
+    model = nn.Sequential(*layers, nn.Linear(8 * 16, 3)).to(memory_format=torch.channels_last)
+    twin = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
+    x, y = torch.randn(16, 3, 8, 8), torch.randint(0, 3, (16,))
+    for net, inputs in ((model, x.to(memory_format=torch.channels_last)), (twin, x)):
+        optimizer = ESAM(torch.optim.SGD(net.parameters(), lr=0.1), net, beta=0.2, gamma=1, seed=0)
+        for _ in range(30):
+            optimizer.step(lambda keep, n=net, i=inputs: F.cross_entropy(n(i[keep]), y[keep], reduction="none"))
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.allclose(a, b, atol=1e-4)

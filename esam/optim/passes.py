@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from .ascent import tensor_norms
 from .batch import Piece
+from .workarounds import group_norm_inputs
 
 _T = TypeVar("_T")
 Gradients = dict[int, Tensor]
@@ -20,18 +21,28 @@ Gradients = dict[int, Tensor]
 
 
 def first_pass(
-    pieces: list[Piece], weights: list[Tensor], index: list[int], scaler: GradScaler | None, model: nn.Module
+    pieces: list[Piece],
+    weights: list[Tensor],
+    index: list[int],
+    scaler: GradScaler | None,
+    model: nn.Module,
+    *,
+    group_norm: bool = False,
 ) -> tuple[Tensor, Gradients]:
     """Return each sample's loss at theta and the gradient of their mean with respect to these weights only.
 
     Nothing is computed for other weights, backward stops at the earliest of these, and ``.grad`` is not touched.
+    ``group_norm``: the model has such layers, so that a fault of torch is stepped around.
     """
     losses: list[Tensor] = []
     gradients: Gradients = {}
     with unsynchronised(model):
         for piece in pieces:
             piece_losses = piece.first_losses()
-            found = torch.autograd.grad(_scaled(piece_losses.mean(), scaler), weights, allow_unused=True)
+            extra = group_norm_inputs(piece_losses, weights) if group_norm else []
+            loss = _scaled(piece_losses.mean(), scaler)
+            inputs: list[Any] = [*weights, *extra]
+            found = torch.autograd.grad(loss, inputs, allow_unused=True)[: len(weights)]
             losses.append(piece_losses.detach())
             reached = {
                 n: g.to_dense() if g.is_sparse else g for n, g in zip(index, found, strict=True) if g is not None

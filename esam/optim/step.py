@@ -22,6 +22,7 @@ from .passes import Gradients, added, first_pass, marking_the_last, overflowed, 
 from .perturb import forget_casts, moved_share, perturbed
 from .ranking import Candidates
 from .statistics import copy_statistics, frozen_statistics, moving_layers, restore_statistics
+from .workarounds import has_group_norm
 from .wrapper import Wrapper
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -74,6 +75,7 @@ class SharpnessAware(Wrapper):
         self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, seed=seed)
         self._rounding_checked = False
+        self._group_norm = has_group_norm(model)
 
     # The parts ------------------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class SharpnessAware(Wrapper):
         first: Gradients = {}
         for group, last in marking_the_last(groups):
             group_losses, gradients = first_pass(
-                group, differentiated.weights, differentiated.index, scaler, self.model
+                group, differentiated.weights, differentiated.index, scaler, self.model, group_norm=self._group_norm
             )
             losses.append(group_losses)
             if scaler is not None and overflowed(gradients):

@@ -1,0 +1,73 @@
+"""How do the runs get done: one process each, some at a time, none twice?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from .plan import PlannedRun
+
+LOG_NAME = "log.txt"
+
+
+class Launcher:
+    """Runs what is not finished yet, ``jobs`` at a time; interrupted, the next launch goes on where it was.
+
+    Each run has a process of its own, so that its peak memory is its own, and a crash takes no other run along.
+    """
+
+    def __init__(self, runs: Sequence[PlannedRun], *, jobs: int = 1, poll: float = 0.5) -> None:
+        if jobs < 1:
+            raise ValueError(f"jobs must be 1 or more, got {jobs}")
+        self.runs, self.jobs, self.poll = list(runs), jobs, poll
+
+    def __call__(self, watch: Callable[[], None] = lambda: None) -> None:
+        """Run everything; ``watch`` is called between looks. Raises after the others have ended if a run failed."""
+        waiting = [run for run in self.runs if not _finished(run)]
+        going: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
+        failed: list[PlannedRun] = []
+        try:
+            while waiting or going:
+                while waiting and len(going) < self.jobs:
+                    run = waiting.pop(0)
+                    going.append((run, _start(run)))
+                watch()
+                time.sleep(self.poll)
+                for run, process in list(going):
+                    if process.poll() is not None:
+                        going.remove((run, process))
+                        if process.returncode != 0:
+                            failed.append(run)
+        finally:
+            for _, process in going:
+                process.terminate()
+            for _, process in going:
+                process.wait()
+        watch()
+        if failed:
+            raise RuntimeError("\n".join([f"{len(failed)} of {len(self.runs)} runs failed:", *map(_complaint, failed)]))
+
+
+def _finished(run: PlannedRun) -> bool:
+    record = run.record()
+    return record is not None and record.finished
+
+
+def _start(run: PlannedRun) -> subprocess.Popen[bytes]:
+    run.prepare()
+    environment = {**os.environ}
+    if run.config.threads:
+        environment["OMP_NUM_THREADS"] = str(run.config.threads)
+    with (run.folder / LOG_NAME).open("ab") as log:
+        command = [sys.executable, "-m", "esam.compare.worker", str(run.folder)]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+
+def _complaint(run: PlannedRun) -> str:
+    lines = Path(run.folder / LOG_NAME).read_text(errors="replace").strip().splitlines()
+    message = lines[-1] if lines else "no message"
+    return f"  {run.config.method}, seed {run.config.seed}: {message} ({run.folder / LOG_NAME})"

@@ -1,0 +1,299 @@
+"""What did a run measure, and how is that kept on disk?
+
+A record is a JSON-lines file in the run's folder: one "run" line (what was asked, and where it ran), one "epoch" line
+an epoch, one "end" line. JSON has no NaN or infinity: a number that is not finite is written as null and read as None.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import secrets
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+RECORD_NAME = "record.jsonl"
+
+Line = dict[str, Any]
+
+_TYPES: dict[str, dict[str, type]] = {
+    "run": {"name": str, "method": str, "seed": int, "config": dict, "environment": dict},
+    "epoch": {"epoch": int},
+    "end": {"status": str, "test_accuracy": dict},
+}
+_NUMBERS = "lr train_loss train_accuracy test_loss train_seconds seconds images images_per_second forwards backwards"
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run as its record tells it; `end` is None while the run goes on, or when it was killed."""
+
+    path: Path
+    run: Line
+    epochs: tuple[Line, ...]
+    end: Line | None
+
+    @property
+    def name(self) -> str:
+        """The name that people read, such as "ESAM"."""
+        return str(self.run["name"])
+
+    @property
+    def method(self) -> str:
+        """The method's key, such as "esam"."""
+        return str(self.run["method"])
+
+    @property
+    def seed(self) -> int:
+        """The seed that the run drew everything from."""
+        return int(self.run["seed"])
+
+    @property
+    def config(self) -> Line:
+        """What the run was asked to do."""
+        return dict(self.run["config"])
+
+    @property
+    def last_epoch(self) -> int:
+        """The last epoch recorded, 0 before the first."""
+        return int(self.epochs[-1]["epoch"]) if self.epochs else 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its planned end."""
+        return self.end is not None and self.end["status"] == "finished"
+
+
+class RecordWriter:
+    """A record that grows by whole lines, each on the disk before the call returns.
+
+    Write the epoch's line first and the checkpoint after it: `resume` drops lines that the checkpoint does not know,
+    but it cannot invent lines that the checkpoint is ahead of.
+    """
+
+    def __init__(self, record: RunRecord) -> None:  # use create or resume
+        self.path = record.path
+        self._epoch = record.last_epoch
+        self._ended = record.end is not None
+
+    @classmethod
+    def create(cls, path: str | Path, run: Mapping[str, Any]) -> RecordWriter:
+        """Start a record at `path` from name, method, seed and config; id, environment and start time are filled in."""
+        path = Path(path)
+        if path.exists():
+            raise ValueError(f"{path} already holds a record: use RecordWriter.resume, or choose another folder")
+        first = {"kind": "run", "format": FORMAT, "id": config_id(run.get("config", {})), **run}
+        first.setdefault("environment", environment())
+        first.setdefault("started", datetime.now(timezone.utc).isoformat(timespec="seconds"))
+        line = encode(first)
+        _check_line(json.loads(line), f"{path}, line 1")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, line)
+        return cls(read_record(path))
+
+    @classmethod
+    def resume(cls, path: str | Path, *, epoch: int) -> RecordWriter:
+        """Continue the record after `epoch` (0: from the start); later lines are dropped."""
+        record = read_record(path)
+        if not 0 <= epoch <= record.last_epoch:
+            raise ValueError(
+                f"{record.path} holds epochs up to {record.last_epoch}, so it cannot go on after epoch {epoch}: "
+                "resume from an earlier checkpoint, or start the run again in another folder"
+            )
+        kept = [line for line in record.epochs if line["epoch"] <= epoch]
+        write_atomically(record.path, b"".join(encode(line) for line in [record.run, *kept]))
+        return cls(read_record(record.path))
+
+    def epoch(self, **values: Any) -> None:
+        """Append the line of one epoch: epoch=1, lr=..., train_loss=..., and so on."""
+        number = values.get("epoch")
+        if not isinstance(number, int) or number <= self._epoch:
+            raise ValueError(f"epoch must be a whole number above {self._epoch}, the last one recorded, got {number!r}")
+        self._append({"kind": "epoch", **values})
+        self._epoch = number
+
+    def end(self, **values: Any) -> None:
+        """Append the last line: the run's results, with status="finished" unless told otherwise."""
+        self._append({"kind": "end", "status": "finished", "test_accuracy": {}, **values})
+        self._ended = True
+
+    def _append(self, line: Line) -> None:
+        if self._ended:
+            raise ValueError(f"{self.path} has its end line already: continue it with RecordWriter.resume")
+        data = encode(line)
+        _check_line(json.loads(data), str(self.path))
+        size = self.path.stat().st_size
+        try:
+            _write_through(self.path, os.O_WRONLY | os.O_APPEND, data)
+        except OSError as error:
+            with suppress(OSError):
+                os.truncate(self.path, size)
+            raise _explained(error, self.path) from error
+
+
+def read_record(path: str | Path) -> RunRecord:
+    """Read one record; a last line that was torn by a kill is left out."""
+    path = Path(path)
+    texts = path.read_bytes().rstrip().split(b"\n")
+    lines: list[Line] = []
+    for number, text in enumerate(texts, start=1):
+        where = f"{path}, line {number}"
+        try:
+            line = json.loads(text, parse_constant=_finite, parse_float=_finite)
+        except (ValueError, RecursionError) as error:
+            if 1 < number == len(texts):
+                break
+            raise ValueError(f"{where}: no JSON ({error}); restore the file, or remove it") from error
+        _check_line(line, where)
+        _check_place(line, lines, where)
+        lines.append(line)
+    end = lines.pop() if lines[-1]["kind"] == "end" else None
+    return RunRecord(path=path, run=lines[0], epochs=tuple(lines[1:]), end=end)
+
+
+def read_records(folder: str | Path) -> list[RunRecord]:
+    """Read every record in the folder and below it, sorted by name and seed."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is not a folder: give the folder that holds the runs")
+    records = [read_record(path) for path in sorted(folder.rglob(RECORD_NAME))]
+    return sorted(records, key=lambda record: (record.name, record.seed))
+
+
+def config_id(config: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits that name a config: the same settings give the same id, in whatever order."""
+    text = json.dumps(_clean(config), sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def environment(device: str = "cpu") -> dict[str, str | int | None]:
+    """What a measurement was taken with: versions, commit, hardware; never a path, a host name or a user name."""
+    import torch  # here, so that reading records does without it
+
+    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "esam": _esam_version(),
+        "commit": _commit(Path(__file__).resolve().parents[2]),
+        "device": device,
+        "hardware": torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def encode(line: Mapping[str, Any]) -> bytes:
+    """One line of JSON that any reader takes: ASCII, null for what is not finite."""
+    return json.dumps(_clean(line), allow_nan=False).encode("ascii") + b"\n"
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        _write_through(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise _explained(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_through(path: Path, flags: int, data: bytes) -> None:
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: OSError, path: Path) -> OSError:
+    full = OSError(errno.ENOSPC, "the disk is full; the old file is kept. Free some space and resume", str(path))
+    return full if error.errno == errno.ENOSPC else error
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _clean(item) for key, item in value.items()}
+    return [_clean(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _finite(text: str) -> float | None:
+    number = float(text)  # 1e999 is valid JSON, and infinite; NaN is not valid, and written by many
+    return number if math.isfinite(number) else None
+
+
+def _check_line(line: Any, where: str) -> None:
+    if not isinstance(line, dict) or line.get("kind") not in _TYPES:
+        raise ValueError(f'{where}: expected an object of kind "run", "epoch" or "end"')
+    if line["kind"] == "run":
+        _check_format(line.get("format"), where)
+    for key, kind in _TYPES[line["kind"]].items():
+        if not isinstance(line.get(key), kind):
+            raise ValueError(f'{where}: "{key}" must be of type {kind.__name__}, got {line.get(key)!r}')
+    numbers = {key: line.get(key) for key in [*_NUMBERS.split(), "sharpness", "peak_memory", "test_accuracy"]}
+    if line["kind"] == "end":
+        numbers |= {"test_accuracy": None, **{key: line["test_accuracy"].get(key) for key in ("last", "best")}}
+    for key, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise ValueError(f'{where}: "{key}" must be a number or null, got {value!r}')
+
+
+def _check_format(number: Any, where: str) -> None:
+    if not isinstance(number, int) or number < 1:
+        raise ValueError(f'{where}: "format" must be a whole number from 1, got {number!r}')
+    if number > FORMAT:
+        raise ValueError(
+            f"{where}: written by a newer version of esam (format {number}, this one reads up to {FORMAT}): "
+            "upgrade with pip install -U torch-esam"
+        )
+
+
+def _check_place(line: Line, before: list[Line], where: str) -> None:
+    if (line["kind"] == "run") != (not before):
+        raise ValueError(f'{where}: a record has one line of kind "run", and it is the first')
+    if before and before[-1]["kind"] == "end":
+        raise ValueError(f'{where}: a line after the "end" line')
+    last = before[-1]["epoch"] if len(before) > 1 else 0
+    if line["kind"] == "epoch" and line["epoch"] <= last:
+        raise ValueError(f"{where}: epoch {line['epoch']} follows epoch {last}; epochs must rise")
+
+
+def _esam_version() -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch-esam")
+    return None
+
+
+def _commit(checkout: Path) -> str | None:
+    if not (checkout / ".git").exists():  # installed: a repository further up would be somebody else's
+        return None
+    command = "git --no-optional-locks describe --always --dirty --abbrev=40 --exclude=*"
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command.split(), cwd=checkout, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    return None
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,176 @@
+"""How does a configuration become a finished run with a record?"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from esam.optim import METHODS, SAM, SharpnessAware
+
+from .checkpoint import Checkpoint
+from .config import Config
+from .data import Batches, Data, load_data
+from .data.names import did_you_mean
+from .loop import Progress, cosine, evaluate, fit
+from .models import build_model, fastest_memory_format
+from .record import RECORD_NAME, RecordWriter, RunRecord, read_record
+
+BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
+EVALUATION_BATCH = 500
+
+Measure = Callable[[nn.Module, Data, torch.device], Any]
+
+
+def title(config: Config) -> str:
+    """Return the name that people read: SGD, SAM, ESAM ..."""
+    return BASE_TITLES[config.optimizer] if config.method == "sgd" else METHODS[config.method].title
+
+
+def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
+    """Return the configured method around the configured base optimizer."""
+    if config.method != "sgd" and config.method not in METHODS:
+        names = ["sgd", *METHODS]
+        raise ValueError(
+            f"unknown method {config.method!r}.{did_you_mean(config.method, names)} There are: {', '.join(names)}"
+        )
+    if config.optimizer not in BASE_TITLES:
+        raise ValueError(f"optimizer must be one of {', '.join(BASE_TITLES)}, got {config.optimizer!r}")
+    base: Optimizer
+    if config.optimizer == "sgd":
+        base = torch.optim.SGD(
+            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    else:
+        base = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    if config.method == "sgd":
+        return SAM(base, model, rho=0.0)  # the base itself, bit for bit
+    return METHODS[config.method](base, model, seed=config.seed, **config.method_settings())
+
+
+def run(config: Config, folder: str | Path, *, measures: Mapping[str, Measure] | None = None) -> RunRecord:
+    """Run a configuration in a folder, or go on where it was interrupted; a finished run is returned as it is.
+
+    ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names.
+    """
+    folder = Path(folder)
+    path = folder / RECORD_NAME
+    if path.exists():
+        record = read_record(path)
+        if record.config != config.as_json():
+            raise ValueError(f"{folder} holds another run: its configuration differs; choose another folder")
+        if record.finished:
+            return record
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    device = chosen_device(config.device)
+    data = load_data(
+        config.data,
+        label_column=config.label_column,
+        image_column=config.image_column,
+        train_size=config.train_size,
+        label_noise=config.label_noise,
+        size=config.size,
+        validation=config.validation,
+    )
+    model = prepared_model(config, data, device)
+    optimizer = build_optimizer(config, model)
+    train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
+    checkpoint = Checkpoint(folder)
+    writer = _writer(path, config, checkpoint, device)
+    last: dict[str, Any] = dict(read_record(path).epochs[-1]) if read_record(path).epochs else {}
+
+    def on_epoch(metrics: dict[str, Any]) -> None:
+        writer.epoch(**metrics)
+        last.update(metrics)
+
+    progress = fit(
+        model,
+        optimizer,
+        train,
+        test,
+        epochs=config.epochs if config.budget is None else sys.maxsize,
+        schedule=cosine if config.schedule == "cosine" else None,
+        budget=config.budget,
+        precision=config.precision,
+        evaluate_every=config.evaluate_every,
+        checkpoint=checkpoint,
+        on_epoch=on_epoch,
+    )
+    trained = evaluate(model, ordered, precision=config.precision)
+    taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
+    writer.end(**_results(progress, last, trained, device), **taken)
+    return read_record(path)
+
+
+def prepared_model(config: Config, data: Data, device: torch.device) -> nn.Module:
+    """Return the configured model with its initial weights, on the device and in its fastest layout."""
+    channels, height, _ = data.train.shape
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, classes=len(data.classes), channels=channels, size=height)
+    return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
+
+
+class _InOrder:
+    """A split, once in order, as often as it is asked for."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Any:
+        return self._batches.in_order()
+
+
+def batches_of(
+    config: Config, data: Data, device: torch.device, memory_format: torch.memory_format
+) -> tuple[Batches, _InOrder, _InOrder]:
+    """Return the training batches, the test set in order, and the training set in order."""
+    common = {"mean": data.mean, "std": data.std, "device": device, "memory_format": memory_format}
+    train = Batches(data.train, config.batch_size, augment=config.augment, seed=config.seed, **common)  # type: ignore[arg-type]
+    test = Batches(data.test, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
+    ordered = Batches(data.train, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
+    return train, _InOrder(test), _InOrder(ordered)
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device of that name; ``auto``: an accelerator if there is one."""
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.device) -> RecordWriter:
+    state = checkpoint.load()
+    if path.exists():
+        return RecordWriter.resume(path, epoch=state["progress"]["epoch"] if state else 0)
+    if state is not None:
+        raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
+    first = {"name": title(config), "method": config.method, "seed": config.seed, "config": config.as_json()}
+    return RecordWriter.create(path, first)
+
+
+def _results(
+    progress: Progress, last: dict[str, Any], trained: dict[str, float], device: torch.device
+) -> dict[str, Any]:
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best},
+        "test_loss": last.get("test_loss"),
+        "train_loss": trained["test_loss"],
+        "train_accuracy": trained["test_accuracy"],
+        "images_per_second": progress.images / progress.seconds if progress.seconds else None,
+        "seconds": progress.seconds,
+        "cpu_seconds": progress.cpu_seconds,
+        "peak_memory": peak,
+        "forwards": progress.forwards,
+        "backwards": progress.backwards,
+    }

@@ -1,0 +1,189 @@
+"""Batches that any run can repeat, labels made wrong to the number asked for, and subsets that stay balanced."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from esam.train.data import Batches, Split, balanced_subset, flip_labels
+from esam.train.data.labels import held_out
+from esam.train.data.normalise import Normalise, channel_statistics
+
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.4)
+
+
+@pytest.fixture
+def split():
+    """Twenty random pictures; label i for picture i, so that a batch's labels tell which pictures it holds."""
+    images = torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return Split(images, torch.arange(20))
+
+
+def batches_of(split, batch_size=6, **options):
+    return Batches(split, batch_size, mean=MEAN, std=STD, **{"augment": "cutout", "seed": 7} | options)
+
+
+def same(one, other):
+    pairs = list(zip(one, other, strict=True))
+    return bool(pairs) and all(torch.equal(x, u) and torch.equal(y, v) for (x, y), (u, v) in pairs)
+
+
+@pytest.mark.parametrize("augment", ["basic", "cutout", "inception"])
+def test_two_runs_with_one_seed_see_the_same_batches_whatever_the_global_generator_does(split, augment):
+    torch.manual_seed(1)
+    first = list(batches_of(split, augment=augment).epoch(3))
+    torch.manual_seed(2)
+    torch.rand(5)
+    second = batches_of(split, augment=augment)
+    list(second.epoch(0))
+    assert same(first, second.epoch(3))
+
+
+def test_epochs_and_seeds_differ_in_order(split):
+    orders = [batches_of(split, seed=seed).order(epoch) for seed in (0, 1) for epoch in (0, 1)]
+    assert len({tuple(order.tolist()) for order in orders}) == 4
+
+
+def test_epochs_seeds_and_batches_differ_in_augmentation(split):
+    alike = Split(split.images[:1].expand(20, -1, -1, -1), torch.zeros(20, dtype=torch.int64))
+    drawn = [x for seed in (0, 1) for epoch in (0, 1) for x, _ in batches_of(alike, 10, seed=seed).epoch(epoch)]
+    assert len({tuple(x.flatten().tolist()) for x in drawn}) == 8
+
+
+@pytest.mark.parametrize("start", [0, 1, 3, 4])
+def test_an_epoch_resumed_in_its_middle_goes_on_bit_for_bit(split, start):
+    batches = batches_of(split)
+    rest = list(batches.epoch(2))[start:]
+    resumed = list(batches.epoch(2, start=start))
+    assert len(resumed) == len(rest) == 4 - start
+    assert start == 4 or same(rest, resumed)
+
+
+def test_the_global_generator_is_left_alone(split):
+    state = torch.get_rng_state()
+    batches = batches_of(split)
+    list(batches.epoch(0))
+    list(batches.in_order())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_epoch_holds_every_picture_once_in_the_order_it_says(split):
+    batches = batches_of(split)
+    labels = torch.cat([y for _, y in batches.epoch(5)])
+    assert torch.equal(labels, batches.order(5))
+    assert torch.equal(labels.sort().values, torch.arange(20))
+    assert [len(y) for _, y in batches.epoch(5)] == [6, 6, 6, 2]
+
+
+def test_dropping_the_last_batch_drops_only_what_is_left_over(split):
+    dropping = batches_of(split, drop_last=True)
+    assert len(dropping) == 3
+    assert same(dropping.epoch(1), list(batches_of(split).epoch(1))[:3])
+    assert sum(len(y) for _, y in dropping.in_order()) == 20
+    assert len(batches_of(split, 5)) == len(batches_of(split, 5, drop_last=True)) == 4
+
+
+def test_evaluation_keeps_the_order_and_only_normalises(split):
+    x = torch.cat([x for x, _ in batches_of(split).in_order()])
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    torch.testing.assert_close(x, (split.images.float() / 255 - mean) / std)
+    assert torch.equal(torch.cat([y for _, y in batches_of(split).in_order()]), split.labels)
+
+
+@pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])
+def test_the_memory_format_changes_the_layout_and_no_value(split, memory_format):
+    batches = list(batches_of(split, memory_format=memory_format).epoch(0))
+    assert all(x.is_contiguous(memory_format=memory_format) and x.dtype == torch.float32 for x, _ in batches)
+    assert same(batches, batches_of(split).epoch(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+        ({"batch_size": 21, "drop_last": True}, "at most 20, the number of images, got 21"),
+        ({"workers": -1}, "workers must be 0 or more, got -1"),
+        ({"augment": "basics"}, "did you mean 'basic'"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_its_range(split, options, message):
+    with pytest.raises(ValueError, match=message):
+        batches_of(split, **options)
+
+
+def test_a_mean_for_other_channels_and_a_start_beyond_the_epoch_are_refused(split):
+    with pytest.raises(ValueError, match="each of the 3 channels"):
+        Batches(split, 4, mean=(0.5,), std=(0.5,))
+    with pytest.raises(ValueError, match=r"start must be in 0\.\.4, .* got 5"):
+        batches_of(split).epoch(0, start=5)
+
+
+def test_statistics_are_those_of_the_definition_and_a_flat_channel_divides_by_one(split):
+    mean, std = channel_statistics(split.images)
+    values = split.images.double() / 255
+    torch.testing.assert_close(torch.tensor(mean).double(), values.mean((0, 2, 3)))
+    torch.testing.assert_close(torch.tensor(std).double(), values.std((0, 2, 3), unbiased=False))
+    assert channel_statistics(torch.full((2, 1, 4, 4), 51, dtype=torch.uint8)) == (pytest.approx((0.2,)), (1.0,))
+
+
+def test_normalised_training_images_have_mean_0_and_deviation_1(split):
+    x = Normalise(*channel_statistics(split.images))(split.images).double()
+    torch.testing.assert_close(x.mean((0, 2, 3)), torch.zeros(3).double(), atol=1e-6, rtol=0)
+    torch.testing.assert_close(x.std((0, 2, 3), unbiased=False), torch.ones(3).double(), atol=1e-6, rtol=0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    labels=st.lists(st.integers(0, 4), max_size=60),
+    share=st.floats(0, 1),
+    extra=st.integers(0, 3),
+    seed=st.integers(0, 99),
+)
+def test_exactly_the_share_of_labels_is_wrong_and_none_keeps_its_class(labels, share, extra, seed):
+    clean = torch.tensor(labels, dtype=torch.int64)
+    noisy, wrong = flip_labels(clean, share, classes=5 + extra, seed=seed)
+    assert wrong.sum() == round(share * len(labels))
+    assert torch.equal(noisy != clean, wrong)
+    assert len(labels) == 0 or 0 <= noisy.min() <= noisy.max() < 5 + extra
+    assert torch.equal(noisy, flip_labels(clean, share, classes=5 + extra, seed=seed)[0])
+
+
+def test_a_wrong_label_is_each_other_class_equally_often():
+    noisy, _ = flip_labels(torch.full((40_000,), 2), 1.0, classes=5, seed=0)
+    counts = noisy.bincount(minlength=5)
+    assert counts[2] == 0
+    assert (counts[counts > 0] - 10_000).abs().max() < 5 * 87
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.5, float("nan")])
+def test_a_share_of_noise_outside_0_to_1_is_refused(share):
+    with pytest.raises(ValueError, match=rf"must be in \[0, 1\], got {share}"):
+        flip_labels(torch.zeros(4, dtype=torch.int64), share, classes=2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(labels=st.lists(st.integers(0, 5), min_size=1, max_size=60), seed=st.integers(0, 99), data=st.data())
+def test_a_subset_is_as_balanced_as_the_classes_allow_and_grows_around_smaller_ones(labels, seed, data):
+    size = data.draw(st.integers(1, len(labels)))
+    clean = torch.tensor(labels)
+    chosen = balanced_subset(clean, size, seed=seed)
+    assert len(chosen.unique()) == size
+    taken, offered = clean[chosen].bincount(minlength=6), clean.bincount(minlength=6)
+    not_exhausted = taken[taken < offered]
+    assert len(not_exhausted) == 0 or taken.max() <= not_exhausted.min() + 1
+    if size > 1:
+        assert set(balanced_subset(clean, size - 1, seed=seed).tolist()) < set(chosen.tolist())
+
+
+def test_subsets_of_two_seeds_differ_and_too_large_a_one_is_refused():
+    labels = torch.arange(100) % 10
+    assert not torch.equal(balanced_subset(labels, 50, seed=0), balanced_subset(labels, 50, seed=1))
+    with pytest.raises(ValueError, match=r"train_size must be in 1\.\.100, .* got 101"):
+        balanced_subset(labels, 101)
+
+
+def test_a_fifth_of_each_class_is_held_out_and_a_class_of_one_stays_in_training():
+    labels = torch.cat([torch.zeros(50), torch.ones(100), torch.full((1,), 2)]).long()
+    kept, held = held_out(labels)
+    assert labels[held].bincount(minlength=3).tolist() == [10, 20, 0]
+    assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(151))

@@ -1,0 +1,138 @@
+"""A compiled model: does a step see the compiled graph's own weights, and does it stop compiling?
+
+A step runs the model in up to three ways: training, training with frozen statistics, and the ranking without a graph.
+Each may cost one graph, and one more for a batch of another size; none may cost one a step.
+"""
+
+import os
+import shutil
+
+import pytest
+import torch
+import torch._dynamo
+import torch.nn.functional as F
+from torch import nn
+
+from esam import METHODS
+
+STEPS = 50
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Counting:
+    """A backend that counts the graphs it is given."""
+
+    def __init__(self, backend):
+        self.compile = torch._dynamo.lookup_backend(backend)
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        self.graphs += 1
+        return self.compile(graph, inputs)
+
+
+def network():
+    torch.manual_seed(0)
+    layers = (nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Tanh())
+    return nn.Sequential(*layers, nn.Linear(8, 3)).double()
+
+
+def small_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+
+
+def trained(name, backend=None, sizes=(12,), steps=STEPS, build=network, **settings):
+    """Return the model, the losses, and how many graphs there were after each step."""
+    model = build()
+    run = model if backend is None else torch.compile(model, backend=backend)
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+    optimizer = METHODS[name](base, run, seed=3, **settings)
+    generator = torch.Generator().manual_seed(1)
+    losses, graphs = [], []
+    for step in range(steps):
+        batch = sizes[step % len(sizes)]
+        x = torch.randn(batch, 6, dtype=torch.float64, generator=generator)
+        y = torch.randint(0, 3, (batch,), generator=generator)
+        losses.append(
+            float(optimizer.step(lambda keep, x=x, y=y: F.cross_entropy(run(x[keep]), y[keep], reduction="none")))
+        )
+        graphs.append(getattr(backend, "graphs", 0))
+    return model, losses, graphs
+
+
+def assert_same_training(compiled, eager, atol):
+    torch.testing.assert_close(torch.tensor(compiled[1]), torch.tensor(eager[1]), rtol=0, atol=atol)
+    for (key, a), (_, b) in zip(compiled[0].state_dict().items(), eager[0].state_dict().items(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fifty_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first(name):
+    compiled = trained(name, Counting("aot_eager"))
+    assert_same_training(compiled, trained(name), 1e-12)
+    graphs = compiled[2]
+    assert 0 < graphs[0] <= 3  # measured: 2, and 3 where the exact ranking runs
+    assert graphs[-1] == graphs[0]
+
+
+def test_any_number_of_batch_sizes_costs_no_more_graphs_than_the_second_one():
+    _, _, graphs = trained("esam", Counting("aot_eager"), sizes=tuple(range(4, 29)))
+    assert graphs[-1] <= 6
+    assert graphs[-1] == graphs[5]
+
+
+def test_groups_of_m_samples_compile_no_graph_after_the_first_step():
+    compiled = trained("esam", Counting("aot_eager"), steps=10, m=4)
+    assert compiled[2][-1] == compiled[2][0]
+    assert compiled[2][0] <= 6
+    assert_same_training(compiled, trained("esam", steps=10, m=4), 1e-12)
+
+
+def test_the_compiled_graph_sees_the_perturbed_weights():
+    """With a linear model and a quadratic loss, SAM's gradient is (w x + rho sign - y) x: worked out by hand."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 2.0)
+    run = torch.compile(model, backend="aot_eager")
+    optimizer = METHODS["sam"](torch.optim.SGD(model.parameters(), lr=0.1), run, rho=0.5)
+    x, y = torch.tensor([[3.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)
+    optimizer.step(lambda keep: 0.5 * (run(x[keep]) - y[keep]).square().flatten())
+    # gradient at 2: (6 - 1) 3 = 15 > 0, so the second is at 2.5: (7.5 - 1) 3 = 19.5; 2 - 0.1 * 19.5 = 0.05
+    assert model.weight.item() == pytest.approx(0.05, abs=1e-12)
+
+
+def test_an_error_in_a_compiled_step_gives_weights_and_statistics_back():
+    model = network()
+    run = torch.compile(model, backend="aot_eager")
+    optimizer = METHODS["esam"](torch.optim.SGD(model.parameters(), lr=0.1), run, seed=3)
+    x, y = torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 3, (12,))
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    calls = []
+
+    def closure(keep):
+        calls.append(keep)
+        losses = F.cross_entropy(run(x[keep]), y[keep], reduction="none")
+        if len(calls) == 3:
+            raise RuntimeError("on purpose")
+        return losses
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        optimizer.step(closure)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    optimizer.step(closure)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+@pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="inductor needs a C++ compiler")
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_inductors_code_equals_eager_to_rounding():
+    backend = Counting("inductor")
+    compiled = trained("esam", backend, steps=20, build=small_network)
+    assert_same_training(compiled, trained("esam", steps=20, build=small_network), 1e-10)
+    assert backend.graphs == 3

@@ -1,0 +1,202 @@
+"""Data by name, from Parquet and from folders; errors that name the nearest right thing and the way out."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_makers import class_folders, own_cache, own_datasets, parquet, reds, table
+
+from esam.train.data import load_data
+from esam.train.data.table import Table
+
+LOCAL_COPIES = os.environ.get("ESAM_DATA")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    return own_cache(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def datasets(monkeypatch, tmp_path):
+    return own_datasets(monkeypatch, tmp_path)
+
+
+def test_importing_the_room_for_data_loads_neither_datasets_nor_sklearn():
+    code = "import sys, esam.train.data; sys.exit(any(name in sys.modules for name in ('datasets', 'sklearn')))"
+    root = Path(__file__).resolve().parents[1]
+    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+
+
+def test_digits_come_scaled_to_bytes_and_a_fifth_is_held_out():
+    from sklearn.datasets import load_digits
+
+    data = load_data("digits")
+    assert (len(data.train), len(data.test), data.train.shape) == (1438, 359, (1, 8, 8))
+    assert data.classes == tuple("0123456789")
+    assert "held out" in data.description
+    everything = torch.cat([data.train.images, data.test.images]).flatten(1)
+    originals = torch.from_numpy(np.rint(load_digits().images * 255 / 16)).to(torch.uint8).flatten(1)
+    assert sorted(everything.tolist()) == sorted(originals.tolist())
+    shares = data.test.labels.bincount() / (data.test.labels.bincount() + data.train.labels.bincount())
+    assert (shares - 0.2).abs().max() < 0.01
+    assert torch.equal(data.test.images, load_data("digits", seed=5).test.images)
+
+
+def test_size_resizes_every_picture():
+    assert load_data("digits", size=16).train.shape == (1, 16, 16)
+
+
+def test_columns_are_found_by_their_type_and_the_finest_label_wins(datasets, tmp_path):
+    folder = parquet(tmp_path / "set", train=table(datasets, 12), test=table(datasets, 5))
+    data = load_data(folder)
+    assert data.classes == ("a", "b", "c", "d")
+    assert data.train.labels.tolist() == [0, 1, 2, 3] * 3
+    assert data.train.images.shape == (12, 3, 8, 8)
+    assert reds(data.train.images) == list(range(12))
+    assert reds(data.test.images) == list(range(5))
+    assert "'photo'" in data.description
+    assert "'fine'" in data.description
+    assert load_data(folder, label_column="coarse").train.labels.tolist() == [0, 1] * 6
+
+
+def test_an_unknown_column_is_answered_with_the_right_ones(datasets, tmp_path):
+    folder = parquet(tmp_path / "set", train=table(datasets, 4), test=table(datasets, 4))
+    with pytest.raises(ValueError, match=r"one of 'fine', 'coarse', got 'course'. Did you mean 'coarse'\?"):
+        load_data(folder, label_column="course")
+    with pytest.raises(ValueError, match="image_column must be one of 'photo', got 'fine'"):
+        load_data(folder, image_column="fine")
+
+
+def test_validation_stands_in_for_a_test_split_that_lacks_its_labels(datasets, tmp_path):
+    splits = {
+        "train": table(datasets, 8),
+        "validation": table(datasets, 3),
+        "test": table(datasets, 4, labels=[-1] * 4),
+    }
+    data = load_data(parquet(tmp_path / "set", **splits))
+    assert len(data.test) == 3
+    assert "'validation'" in data.description
+
+
+def test_without_a_test_split_a_fifth_of_training_is_held_out_and_the_description_says_so(datasets, tmp_path):
+    data = load_data(parquet(tmp_path / "set", train=table(datasets, 20)))
+    assert (len(data.train), len(data.test)) == (16, 4)
+    assert sorted(reds(data.train.images) + reds(data.test.images)) == list(range(20))
+    assert sorted(data.test.labels.tolist()) == [0, 1, 2, 3]
+    assert "20% of the training images, held out" in data.description
+
+
+def test_a_hub_name_finds_the_local_copy_named_like_its_last_part(datasets, tmp_path, monkeypatch):
+    parquet(tmp_path / "copies" / "cifar10", train=table(datasets, 8), test=table(datasets, 2))
+    monkeypatch.setenv("ESAM_DATA", str(tmp_path / "copies"))
+    data = load_data("uoft-cs/cifar10")
+    assert data.name == "uoft-cs/cifar10"
+    assert len(data.train) == 8
+    assert str(tmp_path / "copies" / "cifar10") in data.description
+
+
+def test_a_set_of_the_hub_is_decoded_once_for_each_of_its_versions(datasets, monkeypatch):
+    versions = [datasets.DatasetDict(train=table(datasets, count), test=table(datasets, 4)) for count in (8, 9)]
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: versions[0])
+    first = load_data("someone/set")
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "catalogue", lambda self: pytest.fail("decoded again"))
+        assert torch.equal(load_data("someone/set").train.images, first.train.images)
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: versions[1])
+    assert len(load_data("someone/set").train) == 9
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_give_one(datasets):
+    with pytest.raises(ValueError, match=r"Did you mean 'digits'\?.*train/<class>.*ESAM_DATA"):
+        load_data("digit")
+    with pytest.raises(ValueError, match="Did you mean 'uoft-cs/cifar10'"):
+        load_data("cifar10")
+    with pytest.raises(ValueError, match=r"no such folder"):
+        load_data("./nowhere/at/all")
+    with pytest.raises(ValueError, match=r"cannot load the data set 'uoft-cs/cifar11'.*Did you mean 'uoft-cs/cifar10"):
+        load_data("uoft-cs/cifar11")
+
+
+@pytest.mark.parametrize("test_name", ["test", "val"])
+def test_class_folders_give_classes_in_alphabetical_order(tmp_path, test_name):
+    class_folders(tmp_path / "set" / "train", {"dog": 3, "cat": 5})
+    class_folders(tmp_path / "set" / test_name, {"dog": 1, "cat": 2})
+    data = load_data(tmp_path / "set")
+    assert data.classes == ("cat", "dog")
+    assert data.train.labels.tolist() == [0] * 5 + [1] * 3
+    assert reds(data.train.images) == [0, 1, 2, 3, 4, 0, 1, 2]
+    assert data.test.labels.tolist() == [0, 0, 1]
+
+
+def test_a_flat_folder_of_classes_is_divided_the_same_way_every_time(tmp_path, monkeypatch):
+    class_folders(tmp_path / "set", {"cat": 10, "dog": 20})
+    data = load_data(tmp_path / "set")
+    assert data.test.labels.bincount().tolist() == [2, 4]
+    monkeypatch.setenv("ESAM_CACHE", str(tmp_path / "other"))
+    assert torch.equal(load_data(tmp_path / "set", seed=3).test.images, data.test.images)
+
+
+def test_a_class_that_only_the_test_folder_has_is_refused(tmp_path):
+    class_folders(tmp_path / "train", {"cat": 2})
+    class_folders(tmp_path / "test", {"cat": 1, "wolf": 1})
+    with pytest.raises(ValueError, match="lacks: wolf"):
+        load_data(tmp_path)
+
+
+def test_a_folder_without_pictures_is_refused_with_the_layout(tmp_path):
+    (tmp_path / "set" / "cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"no class folders of pictures; the layout is train/<class>"):
+        load_data(tmp_path / "set")
+
+
+def test_noise_and_subset_touch_training_only_and_the_mask_tells_the_truth():
+    clean, noisy = load_data("digits", train_size=500), load_data("digits", train_size=500, label_noise=0.2)
+    assert clean.wrong is None
+    assert torch.equal(clean.train.images, noisy.train.images)
+    assert torch.equal(clean.train.labels != noisy.train.labels, noisy.wrong)
+    assert noisy.wrong.sum() == 100
+    assert torch.equal(clean.test.labels, noisy.test.labels)
+    assert clean.train.labels.bincount().tolist() == [50] * 10
+    assert "100 training labels made wrong" in noisy.description
+    other = load_data("digits", train_size=500, label_noise=0.2, seed=1)
+    assert not torch.equal(other.train.images, noisy.train.images)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"label_noise": 20}, r"must be in \[0, 1\], got 20"),
+        ({"train_size": 5_000}, r"train_size must be in 1\.\.1438"),
+        ({"size": 0}, "size must be 1 or more"),
+        ({"label_column": "label"}, "digits has no columns"),
+    ],
+)
+def test_a_wrong_option_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_data("digits", **options)
+
+
+@pytest.mark.skipif(LOCAL_COPIES is None, reason="ESAM_DATA names no folder with cifar10 and cifar100")
+def test_cifar_10_has_the_mean_and_deviation_that_everybody_quotes(datasets, monkeypatch):
+    monkeypatch.setenv("ESAM_DATA", LOCAL_COPIES)
+    data = load_data("uoft-cs/cifar10", train_size=5_000)
+    assert data.train.labels.bincount().tolist() == [500] * 10
+    assert data.test.labels.bincount().tolist() == [1_000] * 10
+    assert data.classes[:3] == ("airplane", "automobile", "bird")
+    everything = load_data("uoft-cs/cifar10")
+    assert everything.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)
+    assert everything.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=1e-4)
+
+
+@pytest.mark.skipif(LOCAL_COPIES is None, reason="ESAM_DATA names no folder with cifar10 and cifar100")
+def test_cifar_100_has_100_classes_unless_the_coarse_ones_are_asked_for(datasets):
+    folder = Path(LOCAL_COPIES) / "cifar100"
+    for column, count in ((None, 100), ("coarse_label", 20)):
+        offer = Table(folder, image_column=None, label_column=column).catalogue()
+        assert len(offer.classes) == count
+        assert offer.train.labels.bincount().tolist() == [50_000 // count] * count

@@ -1,0 +1,183 @@
+"""Pictures that are odd or broken, a cache that heals, and streams that give the batches memory would give."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from picture_makers import class_folders, own_cache, own_datasets, parquet, picture, reds, table
+from PIL import Image
+
+from esam.train.data import Batches, Split, StreamedSplit, load_data
+
+# From Python 3.12 on, forking workers beside native threads warns; torch's DataLoader forks all the same.
+streams = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch, tmp_path):
+    return own_cache(monkeypatch, tmp_path)
+
+
+@pytest.fixture
+def datasets(monkeypatch, tmp_path):
+    return own_datasets(monkeypatch, tmp_path)
+
+
+def test_differing_sizes_ask_for_size_and_with_it_the_middle_is_kept(tmp_path):
+    folder = class_folders(tmp_path / "set", {"cat": 5})
+    wide = Image.new("RGB", (40, 20), (0, 255, 0))
+    wide.paste((255, 0, 0), (10, 0, 30, 20))
+    wide.save(folder / "cat" / "wide.png")
+    with pytest.raises(ValueError, match=r"wide\.png is 40x20 while the first picture is 8x8; .* pass size="):
+        load_data(folder)
+    data = load_data(folder, size=10)
+    everything = torch.cat([data.train.images, data.test.images])
+    assert everything.shape == (6, 3, 10, 10)
+    red = torch.tensor([255, 0, 0], dtype=torch.uint8).view(3, 1, 1)
+    inside = everything[:, :, :, 1:-1]  # the outermost columns mix with what was cut off, as resizing first would
+    assert any(torch.equal(image, red.expand(3, 10, 8)) for image in inside)
+
+
+def test_a_photo_taken_sideways_is_set_upright(tmp_path):
+    folder = class_folders(tmp_path / "set", {"cat": 5}, size=(4, 6))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn by a quarter to see it upright
+    picture(1, (6, 4)).save(folder / "cat" / "sideways.png", exif=exif)
+    assert load_data(folder).train.shape == (3, 6, 4)
+
+
+def test_grey_pictures_have_one_channel_and_a_coloured_one_among_them_is_named(tmp_path):
+    for number in range(40):
+        (tmp_path / "set" / "cat").mkdir(parents=True, exist_ok=True)
+        picture(number % 20, mode="L").save(tmp_path / "set" / "cat" / f"{number:02}.png")
+    assert load_data(tmp_path / "set").train.shape == (1, 8, 8)
+    picture(1).save(tmp_path / "set" / "cat" / "01.png")
+    with pytest.raises(ValueError, match=r"01\.png: it is coloured"):
+        load_data(tmp_path / "set")
+
+
+@pytest.mark.parametrize("damage", [b"not a picture", b""])
+def test_a_broken_picture_is_named_with_a_remedy(tmp_path, damage):
+    folder = class_folders(tmp_path / "set", {"cat": 40})
+    (folder / "cat" / "017.png").write_bytes(damage)
+    with pytest.raises(ValueError, match=r"cannot read .*cat/017\.png: .*; replace the picture or take it out"):
+        load_data(folder)
+
+
+def test_a_truncated_jpeg_is_an_error_not_a_grey_patch(tmp_path):
+    folder = class_folders(tmp_path / "set", {"cat": 5}, "jpg", (64, 64))
+    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    encoded = io.BytesIO()
+    Image.fromarray(noise).save(encoded, "JPEG")
+    (folder / "cat" / "003.jpg").write_bytes(encoded.getvalue()[:2000])
+    with pytest.raises(ValueError, match=r"cat/003\.jpg: .*truncated"):
+        load_data(folder)
+
+
+def test_a_row_without_a_picture_is_named(datasets, tmp_path):
+    folder = parquet(tmp_path / "set", train=table(datasets, 40, missing={17}), test=table(datasets, 4))
+    with pytest.raises(ValueError, match=r"row 17 of .*set/train, column 'photo': the row holds no picture"):
+        load_data(folder)
+
+
+def test_a_second_load_reads_the_cache_and_a_changed_picture_does_not(tmp_path, monkeypatch):
+    folder = class_folders(tmp_path / "set", {"cat": 10})
+    first = load_data(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr("esam.train.data.folder.ClassFolders.catalogue", lambda self: pytest.fail("decoded again"))
+        again = load_data(folder)
+    assert torch.equal(again.train.images, first.train.images)
+    assert again.train.images.is_contiguous(memory_format=torch.channels_last)
+    assert again.description == first.description
+    picture(25).save(folder / "cat" / "000.png")
+    changed = load_data(folder)
+    assert 25 in reds(changed.train.images) + reds(changed.test.images)
+
+
+def truncate(cache_file):
+    cache_file.write_bytes(cache_file.read_bytes()[:-100])
+
+
+def change_one_bit(cache_file):
+    content = bytearray(cache_file.read_bytes())
+    content[-5] ^= 1
+    cache_file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("train_images.npy", truncate),
+        ("train_images.npy", change_one_bit),
+        ("test_labels.npy", change_one_bit),
+        ("train_labels.npy", Path.unlink),
+        ("test_images.npy", lambda file: np.save(file, np.array([{}]), allow_pickle=True)),
+        ("contents.json", lambda file: file.write_text("{")),
+    ],
+)
+def test_a_damaged_cache_is_noticed_and_healed(tmp_path, cache, name, damage):
+    folder = class_folders(tmp_path / "set", {"cat": 20})
+    first = load_data(folder)
+    damage(next(cache.rglob(name)))
+    with pytest.warns(UserWarning, match="is damaged"):
+        healed = load_data(folder)
+    for data in (healed, load_data(folder)):  # the second of these without a warning
+        assert torch.equal(data.train.images, first.train.images)
+        assert torch.equal(data.test.labels, first.test.labels)
+    assert not [file for file in cache.rglob("*") if file.name.startswith(".")]
+
+
+def test_a_cache_that_cannot_be_written_is_only_a_warning(tmp_path, cache):
+    cache.write_text("a file where the folder should be")
+    with pytest.warns(UserWarning, match="point ESAM_CACHE at"):
+        assert len(load_data(class_folders(tmp_path / "set", {"cat": 10})).train) == 8
+
+
+@streams
+def test_a_set_beyond_the_memory_limit_is_streamed_with_the_same_batches(tmp_path):
+    class_folders(tmp_path / "set" / "train", {"cat": 13, "dog": 12}, "jpg", (40, 30))
+    class_folders(tmp_path / "set" / "test", {"cat": 3, "dog": 4}, "jpg", (30, 40))
+    options = {"size": 16, "train_size": 20, "label_noise": 0.1}
+    whole, streamed = (load_data(tmp_path / "set", memory_limit=limit, **options) for limit in (2**30, 1_000))
+    assert isinstance(whole.train, Split)
+    assert isinstance(streamed.train, StreamedSplit)
+    assert "streamed" in streamed.description
+    assert (streamed.mean, streamed.std) == (whole.mean, whole.std)
+    state = torch.get_rng_state()
+    for workers in (0, 2):
+        for name in ("train", "test"):
+            memory, stream = (
+                Batches(
+                    getattr(data, name), 6, mean=data.mean, std=data.std, augment="inception", seed=2, workers=workers
+                )
+                for data in (whole, streamed)
+            )
+            for one, other in (
+                (memory.epoch(4), stream.epoch(4)),
+                (memory.epoch(4, start=1), stream.epoch(4, start=1)),
+                (memory.in_order(), stream.in_order()),
+            ):
+                for (x, y), (u, v) in zip(one, other, strict=True):
+                    assert torch.equal(x, u)
+                    assert torch.equal(y, v)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@streams
+def test_a_table_is_streamed_too(datasets, tmp_path):
+    folder = parquet(tmp_path / "set", train=table(datasets, 12), test=table(datasets, 5))
+    data = load_data(folder, memory_limit=100)
+    batches = Batches(data.test, 3, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), workers=2)
+    shades = torch.cat([x[:, 0, 0, 0] for x, _ in batches.in_order()])
+    torch.testing.assert_close(shades * 25.5, torch.arange(5.0))
+
+
+@streams
+def test_a_worker_that_meets_a_broken_picture_names_it(tmp_path):
+    folder = class_folders(tmp_path / "set", {"cat": 40}, "jpg")
+    data = load_data(folder, memory_limit=100)
+    (folder / "cat" / "017.jpg").write_bytes(b"broken since")
+    with pytest.raises(ValueError, match=r"cat/017\.jpg"):
+        list(Batches(data.train, 40, mean=data.mean, std=data.std, workers=2).in_order())

@@ -1,0 +1,639 @@
+"""What must hold whatever the network, the batch and the settings are; and what a picky user tries."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from esam import ASAM, ESAM, METHODS, SAM, LookSAM
+from esam.optim import reference
+from esam.optim.batch import Piece, cut_into_groups
+from esam.optim.ranking import exact, keep_highest
+
+steady = settings(
+    deadline=None,
+    derandomize=True,
+    database=None,
+    max_examples=30,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+often = settings(steady, max_examples=100)
+
+every_method = pytest.mark.parametrize("name", METHODS)
+
+# What is drawn --------------------------------------------------------------------------------------------------------
+
+FEATURES, CLASSES = 4, 3
+
+
+class Net(nn.Module):
+    """Linear layers, with statistics and dropout between them; a batch of one has two values a channel."""
+
+    def __init__(self, widths, norm, dropout):
+        super().__init__()
+        sizes = [FEATURES, *(2 * w for w in widths)]
+        self.linear = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(sizes))
+        self.norm = nn.ModuleList(norm(w) for w in widths)
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(sizes[-1], CLASSES)
+
+    def forward(self, x):
+        for linear, norm in zip(self.linear, self.norm, strict=True):
+            x = norm(linear(x).unflatten(1, (-1, 2))).flatten(1)
+            x = self.dropout(torch.tanh(x))
+        return self.head(x)
+
+
+NORMS = {
+    "none": lambda width: nn.Identity(),
+    "batch": nn.BatchNorm1d,
+    "cumulative": lambda width: nn.BatchNorm1d(width, momentum=None),
+    "instance": lambda width: nn.InstanceNorm1d(width, affine=True, track_running_stats=True),
+}
+
+shares = st.sampled_from([0.01, 0.25, 0.5, 0.6, 0.75, 1.0])
+nets = st.fixed_dictionaries(
+    {
+        "widths": st.lists(st.integers(1, 4), min_size=1, max_size=3),
+        "norm": st.sampled_from(sorted(NORMS)),
+        "dropout": st.sampled_from([0.0, 0.5]),
+        "seed": st.integers(0, 99),
+    }
+)
+plain_nets = st.fixed_dictionaries(
+    {
+        "widths": st.lists(st.integers(1, 4), min_size=1, max_size=3),
+        "norm": st.just("none"),
+        "dropout": st.just(0.0),
+        "seed": st.integers(0, 99),
+    }
+)
+
+
+@st.composite
+def methods(draw, names=tuple(METHODS)):
+    name = draw(st.sampled_from(names))
+    if METHODS[name].build is ESAM:
+        drawn = {"beta": draw(shares), "gamma": draw(shares), "norm": draw(st.sampled_from(["full", "selected"]))}
+    elif METHODS[name].build is LookSAM:
+        drawn = {"k": draw(st.integers(1, 3))}
+    else:
+        drawn = {}
+    return name, {**drawn, **METHODS[name].settings}
+
+
+@st.composite
+def batches(draw, most=9):
+    """Inputs and targets; ``ties`` repeats the first sample."""
+    size = draw(st.integers(1, most))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    x = torch.randn(size, FEATURES, dtype=torch.float64, generator=generator)
+    y = torch.randint(0, CLASSES, (size,), generator=generator)
+    if draw(st.booleans()):
+        ties = draw(st.integers(1, size))
+        x[:ties], y[:ties] = x[0], y[0]
+    return x, y
+
+
+def build(net):
+    torch.manual_seed(net["seed"])
+    return Net(net["widths"], NORMS[net["norm"]], net["dropout"]).double()
+
+
+class Run:
+    """A model, its optimizer and a batch; every step starts from the same global random state in every run."""
+
+    def __init__(self, net, method, batch, *, frozen=0, unperturbed=0, rho=None, m=None, cuts=()):
+        name, own = method
+        self.model = build(net)
+        self.x, self.y = batch
+        self.cuts = cuts
+        parameters = list(self.model.parameters())
+        for n, p in enumerate(parameters[:-1]):  # the last one always trains
+            p.requires_grad_(not frozen >> n & 1)
+        groups = [{"params": [p], "perturb": not unperturbed >> n & 1} for n, p in enumerate(parameters)]
+        if rho is not None:
+            groups[-1]["rho"] = rho
+        base = torch.optim.SGD(groups, lr=0.1, momentum=0.9, weight_decay=1e-2)
+        self.optimizer = METHODS[name].build(base, self.model, seed=5, m=m, **own)
+        self.calls = []
+        self.steps = 0
+
+    def losses(self, keep, x, y):
+        self.calls.append(keep)
+        return F.cross_entropy(self.model(x[keep]), y[keep], reduction="none")
+
+    def closures(self, around=lambda losses, keep: losses(keep)):
+        bounds = [0, *self.cuts, len(self.y)]
+        parts = [(self.x[a:b], self.y[a:b]) for a, b in itertools.pairwise(bounds)]
+        return [lambda keep, p=p: around(lambda k: self.losses(k, *p), keep) for p in parts]
+
+    def step(self, **around):
+        torch.manual_seed(self.steps)
+        closures = self.closures(**around)
+        loss = self.optimizer.step(closures if len(closures) > 1 else closures[0])
+        self.steps += 1
+        return loss
+
+    @property
+    def weights(self):
+        return [p.detach().clone() for p in self.model.parameters()]
+
+
+def everything(run):
+    """Return all that a failed step must leave as it was, as plain values that compare by bits."""
+    return {
+        "model": bits(run.model.state_dict()),
+        "gradients": bits([p.grad for p in run.model.parameters()]),
+        "optimizer": bits(run.optimizer.state_dict()),
+        "flags": [
+            (m.training, getattr(m, "track_running_stats", None), getattr(m, "momentum", None))
+            for m in run.model.modules()
+        ],
+        "requires_grad": [p.requires_grad for p in run.model.parameters()],
+        "storage": [t.data_ptr() for t in [*run.model.parameters(), *run.model.buffers()]],
+    }
+
+
+def bits(value):
+    if isinstance(value, torch.Tensor):
+        return value.dtype, tuple(value.shape), value.detach().numpy().tobytes()
+    if isinstance(value, dict):
+        return {k: bits(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [bits(v) for v in value]
+    return value
+
+
+# A failed step --------------------------------------------------------------------------------------------------------
+
+
+class Fault:
+    """Raise in one call of the closure: before the forward pass, after it, or when its backward pass begins."""
+
+    def __init__(self, call, error, where):
+        self.left, self.error, self.where = call, error, where
+
+    def __call__(self, losses, keep):
+        self.left -= 1
+        if self.left or self.where == "before":
+            if not self.left:
+                raise self.error("on purpose")
+            return losses(keep)
+        found = losses(keep)
+        if self.where == "after" or not found.requires_grad:
+            raise self.error("on purpose")
+        found.register_hook(self._raise)
+        return found
+
+    def _raise(self, _gradient):
+        raise self.error("on purpose")
+
+
+@settings(steady, max_examples=150)
+@given(
+    net=nets,
+    method=methods(),
+    batch=batches(),
+    frozen=st.integers(0, 63),
+    unperturbed=st.integers(0, 63),
+    m=st.sampled_from([None, None, 1, 2, 4]),
+    split=st.booleans(),
+    before=st.integers(0, 2),
+    call=st.integers(1, 7),
+    error=st.sampled_from([ValueError, KeyboardInterrupt]),
+    where=st.sampled_from(["before", "after", "backward"]),
+)
+def test_a_failed_step_leaves_no_bit_changed_and_the_next_equals_an_undisturbed_twins(
+    net, method, batch, frozen, unperturbed, m, split, before, call, error, where
+):
+    cuts = (len(batch[1]) // 2,) if split and len(batch[1]) > 1 else ()
+    run, twin = (
+        Run(net, method, batch, frozen=frozen, unperturbed=unperturbed, rho=0.2, m=m, cuts=cuts) for _ in range(2)
+    )
+    for _ in range(before):
+        assert run.step() == twin.step()
+    seen = everything(run)
+    try:
+        run.step(around=Fault(call, error, where))
+    except error as raised:
+        assert str(raised) == "on purpose"
+        now = everything(run)
+        for what, value in seen.items():
+            assert now[what] == value, what
+    else:  # the step needs fewer calls than that
+        twin.step()
+    for _ in range(2):
+        assert run.step() == twin.step()
+    one, other = everything(run), everything(twin)
+    assert {k: v for k, v in one.items() if k != "storage"} == {k: v for k, v in other.items() if k != "storage"}
+
+
+# Which samples --------------------------------------------------------------------------------------------------------
+
+scores = st.lists(st.floats(width=32), min_size=1, max_size=9) | st.lists(
+    st.sampled_from([0.0, 1.0, float("inf"), -float("inf"), float("nan")]), min_size=1, max_size=9
+)
+
+
+@often
+@given(scores=scores, gamma=st.floats(1e-6, 1))
+@example(scores=[float("nan"), -float("inf")], gamma=0.5)  # NaN after minus infinity, too
+@example(scores=[1.0, 1.0, 1.0, 1.0, 1.0], gamma=0.5)  # 2.5 rounds to 2
+def test_the_highest_scores_are_kept_ties_by_lower_index_nan_last(scores, gamma):
+    kept = keep_highest(torch.tensor(scores), gamma)
+    numbers = [i for i, score in enumerate(scores) if not math.isnan(score)]
+    order = sorted(numbers, key=lambda i: (-scores[i], i)) + [i for i in range(len(scores)) if i not in numbers]
+    assert kept.dtype == torch.int64
+    assert kept.tolist() == sorted(order[: max(1, round(gamma * len(scores)))])
+
+
+@often
+@given(scores=st.lists(st.integers(-(2**53), 2**53), min_size=1, max_size=9), gamma=st.floats(1e-6, 1))
+@example(scores=[2**24, 2**24 + 1], gamma=0.5)
+def test_whole_number_scores_of_a_users_ranking_are_compared_exactly(scores, gamma):
+    order = sorted(range(len(scores)), key=lambda i: (-scores[i], i))
+    expected = sorted(order[: max(1, round(gamma * len(scores)))])
+    assert keep_highest(torch.tensor(scores), gamma).tolist() == expected
+
+
+@steady
+@given(net=plain_nets, batch=batches(), gamma=shares, steps=st.integers(1, 3))
+def test_sds_keeps_exactly_the_samples_whose_loss_rises_most(net, batch, gamma, steps):
+    seen = []
+
+    def spied(candidates):
+        seen.append((exact(candidates), candidates.losses))
+        return seen[-1][0]
+
+    run = Run(net, ("esam-sds", {"beta": 1.0, "gamma": gamma, "ranking": spied}), batch)
+    weights = list(run.model.parameters())
+    for _ in range(steps):
+        theta = run.weights
+        gradients = reference.gradient(lambda keep: run.losses(keep, *batch), weights)
+        before = run.losses(slice(None), *batch).detach()
+        with torch.no_grad():
+            for w, g in zip(weights, gradients, strict=True):
+                w += 0.05 * g / reference.norm(gradients)
+        rise = run.losses(slice(None), *batch).detach() - before
+        with torch.no_grad():
+            for w, t in zip(weights, theta, strict=True):
+                w.copy_(t)
+        run.calls.clear()
+        run.step()
+        if gamma == 1:
+            assert run.calls == [slice(None), slice(None)]
+            continue
+        ranked, at_theta = seen[-1]
+        torch.testing.assert_close(ranked, rise, rtol=0, atol=1e-12)
+        assert torch.equal(at_theta, before)
+        size = len(rise)
+        best = sorted(range(size), key=lambda i: (-float(ranked[i]), i))[: max(1, round(gamma * size))]
+        assert run.calls[-1].tolist() == sorted(best)
+
+
+@steady
+@given(
+    net=nets,
+    method=methods(),
+    batch=batches(),
+    m=st.sampled_from([None, 1, 2, 4]),
+    cuts=st.sets(st.integers(1, 8), max_size=2),
+)
+def test_the_closure_sees_a_full_slice_or_sorted_indices_of_its_own_samples(net, method, batch, m, cuts):
+    cuts = tuple(sorted(c for c in cuts if c < len(batch[1])))
+    run = Run(net, method, batch, m=m, cuts=cuts)
+    for _ in range(2):
+        run.step()
+    longest = max(b - a for a, b in itertools.pairwise([0, *cuts, len(batch[1])]))
+    for keep in run.calls:
+        if isinstance(keep, slice):
+            assert keep == slice(None)
+        else:
+            assert keep.dtype == torch.int64
+            assert keep.dim() == 1
+            assert len(keep) >= 1
+            assert keep.tolist() == sorted(set(keep.tolist()))
+            assert 0 <= int(keep[0]) <= int(keep[-1]) < longest
+
+
+# Which tensors --------------------------------------------------------------------------------------------------------
+
+
+@steady
+@given(
+    net=nets,
+    method=methods(),
+    batch=batches(),
+    frozen=st.integers(0, 63),
+    unperturbed=st.integers(0, 63),
+    m=st.sampled_from([None, 2]),
+)
+def test_a_frozen_tensor_never_changes_and_one_with_perturb_false_never_moves_inside_a_step(
+    net, method, batch, frozen, unperturbed, m
+):
+    run = Run(net, method, batch, frozen=frozen, unperturbed=unperturbed, m=m)
+    parameters = list(run.model.parameters())
+    start = run.weights
+
+    def watching(losses, keep):
+        for n, (w, t) in enumerate(zip(parameters, theta, strict=True)):
+            if unperturbed >> n & 1 or not w.requires_grad:
+                assert torch.equal(w, t)
+        return losses(keep)
+
+    for _ in range(3):
+        theta = run.weights
+        run.step(around=watching)
+    for p, at_start in zip(parameters, start, strict=True):
+        if not p.requires_grad:
+            assert torch.equal(p, at_start)
+            assert p.grad is None
+
+
+@steady
+@given(
+    net=plain_nets,
+    batch=batches(),
+    radii=st.lists(st.sampled_from([0.0, 0.01, 0.05, 0.5, None]), min_size=8, max_size=8),
+    adaptive=st.booleans(),
+)
+def test_each_tensor_moves_by_its_own_groups_radius_along_the_shared_direction(net, batch, radii, adaptive):
+    """None stands for perturb=False. The norm is that of the gradient of all tensors with a radius."""
+    model = build(net)
+    parameters = list(model.parameters())
+    radii = radii[: len(parameters)]
+    groups = [
+        {"params": [p], "perturb": False} if r is None else {"params": [p], "rho": r}
+        for p, r in zip(parameters, radii, strict=True)
+    ]
+    base = torch.optim.SGD(groups, lr=0.1)
+    optimizer = ASAM(base, model, rho=0.3, eta=0.1) if adaptive else SAM(base, model, rho=0.3)
+    x, y = batch
+    seen = []
+
+    def closure(keep):
+        seen.append([p.detach().clone() for p in parameters])
+        return F.cross_entropy(model(x[keep]), y[keep], reduction="none")
+
+    gradients = torch.autograd.grad(closure(slice(None)).mean(), parameters)
+    t = [p.detach().abs() + 0.1 if adaptive else torch.ones_like(p) for p in parameters]
+    norm = reference.norm([a * g for a, g, r in zip(t, gradients, radii, strict=True) if r])
+    seen.clear()
+    optimizer.step(closure)
+    if not any(radii):
+        assert len(seen) == 1
+        return
+    for theta, moved, a, g, r in zip(seen[0], seen[1], t, gradients, radii, strict=True):
+        torch.testing.assert_close(moved - theta, (r or 0.0) * a * a * g / norm, rtol=0, atol=1e-12)
+
+
+@steady
+@given(
+    net=plain_nets,
+    batch=batches(),
+    beta=shares,
+    gamma=shares,
+    rho=st.sampled_from([0.01, 0.05, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_esam_is_the_papers_algorithm_whatever_the_network_and_the_shares(net, batch, beta, gamma, rho, seed):
+    model, copied = build(net), build(net)
+    x, y = batch
+    optimizer = ESAM(
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=rho, beta=beta, gamma=gamma, seed=seed
+    )
+    weights = list(copied.parameters())
+    base = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    twin = reference.ESAM(rho, beta, gamma, torch.Generator().manual_seed(seed))
+    for _ in range(4):
+        optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"))
+        gradients = twin(lambda keep: F.cross_entropy(copied(x[keep]), y[keep], reduction="none"), weights)
+        for w, g in zip(weights, gradients, strict=True):
+            w.grad = g
+        base.step()
+    # where two samples tie, which is kept is decided by rounding; their gradients are the same, so the weights agree
+    for p, w in zip(model.parameters(), weights, strict=True):
+        torch.testing.assert_close(p, w, rtol=0, atol=1e-10)
+
+
+# Batches in pieces ----------------------------------------------------------------------------------------------------
+
+
+@often
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), m=st.integers(1, 50))
+def test_groups_of_m_partition_the_batch_in_order(sizes, m):
+    pieces = [Piece(lambda keep: keep, frozenset()) for _ in sizes]
+    groups = cut_into_groups(pieces, sizes, m)
+    counts = [sum(piece.size for piece in group) for group in groups]
+    assert counts[:-1] == [m] * (len(groups) - 1)
+    assert 1 <= counts[-1] <= m
+    owner = {id(piece.closure): n for n, piece in enumerate(pieces)}
+    seen = []
+    for piece in itertools.chain(*groups):
+        n = owner[id(piece.closure)]
+        start, stop = piece.stretch or (0, sizes[n])
+        assert piece.size == stop - start
+        seen += [(n, i) for i in range(start, stop)]
+    assert seen == [(n, i) for n, size in enumerate(sizes) for i in range(size)]
+
+
+@steady
+@given(net=nets, method=methods(), batch=batches(), more=st.integers(0, 3), cuts=st.sets(st.integers(1, 8), max_size=2))
+def test_m_of_the_batch_or_more_is_no_m_at_all_bit_for_bit(net, method, batch, more, cuts):
+    size = len(batch[1])
+    cuts = tuple(sorted(c for c in cuts if c < size))
+    plain, grouped = (Run(net, method, batch, m=m, cuts=cuts) for m in (None, size + more))
+    for _ in range(3):
+        assert plain.step() == grouped.step()
+    assert bits(plain.weights) == bits(grouped.weights)
+    assert bits(list(plain.model.buffers())) == bits(list(grouped.model.buffers()))
+
+
+@every_method
+@steady
+@given(data=st.data(), net=plain_nets, cuts=st.sets(st.integers(1, 8), min_size=1, max_size=4))
+def test_micro_batches_equal_the_one_big_batch_for_any_split(name, data, net, cuts):
+    _, own = data.draw(methods((name,)))
+    generator = torch.Generator().manual_seed(net["seed"])
+    batch = (
+        torch.randn(9, FEATURES, dtype=torch.float64, generator=generator),
+        torch.randint(0, CLASSES, (9,), generator=generator),
+    )
+    m = data.draw(st.sampled_from([None, 2, 4]))
+    whole = Run(net, (name, own), batch, m=m)
+    split = Run(net, (name, own), batch, m=m, cuts=tuple(sorted(cuts)))
+    for _ in range(3):
+        torch.testing.assert_close(whole.step(), split.step(), rtol=0, atol=1e-12)
+    for a, b in zip(whole.weights, split.weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+# What a picky user tries ----------------------------------------------------------------------------------------------
+
+
+def two_groups():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    return model, [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
+
+
+X, Y = torch.randn(8, 4, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+
+
+def closure_of(model, x=X):
+    return lambda keep: F.cross_entropy(model(x[keep]), Y[keep], reduction="none")
+
+
+def test_a_group_added_to_the_base_itself_is_perturbed_like_the_others():
+    model, groups = two_groups()
+    optimizer = SAM(torch.optim.SGD(groups[:1], lr=0.1), model)
+    optimizer.base.add_param_group(groups[1])
+    before = model[2].weight.detach().clone()
+    optimizer.step(closure_of(model))
+    assert not torch.equal(before, model[2].weight)
+
+
+def test_the_base_may_load_a_checkpoint_that_knows_nothing_of_sharpness():
+    model, groups = two_groups()
+    plain = torch.optim.SGD(copy.copy(groups), lr=0.1).state_dict()
+    optimizer = SAM(torch.optim.SGD(groups, lr=0.1), model)
+    optimizer.base.load_state_dict(plain)
+    assert optimizer.step(closure_of(model)).isfinite()
+
+
+def test_a_plain_checkpoint_leaves_the_groups_own_radii_as_the_user_set_them():
+    model, groups = two_groups()
+    plain = torch.optim.SGD([dict(g) for g in groups], lr=0.1).state_dict()
+    optimizer = SAM(torch.optim.SGD([{**groups[0], "rho": 0.3}, {**groups[1], "perturb": False}], lr=0.1), model)
+    optimizer.load_state_dict(plain)
+    assert [(g["rho"], g["perturb"]) for g in optimizer.param_groups] == [(0.3, True), (0.05, False)]
+
+
+@every_method
+def test_sparse_embedding_gradients_train_like_dense_ones(name):
+    x = torch.tensor([0, 1, 2, 3, 4, 1, 2, 0])
+    trained = []
+    for sparse in (False, True):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Embedding(10, 4, sparse=sparse), nn.Linear(4, 3)).double()
+        optimizer = METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, seed=3)
+        for _ in range(3):
+            optimizer.step(closure_of(model, x))
+        trained.append(model[0].weight.detach())
+    torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
+
+
+class Complex(nn.Module):
+    """A complex layer, or the same map written with two real matrices."""
+
+    def __init__(self, as_complex):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        re, im = torch.randn(2, 4, 3, dtype=torch.float64, generator=generator)
+        self.weights = nn.ParameterList([torch.complex(re, im)] if as_complex else [re, im])
+
+    def forward(self, x):
+        x = x.double()
+        if len(self.weights) == 1:
+            out = torch.view_as_real(x.to(torch.complex128) @ self.weights[0])
+            return out[..., 0] + 0.5 * out[..., 1].square()
+        return x @ self.weights[0] + 0.5 * (x @ self.weights[1]).square()
+
+
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam-sds"])  # ASAM's |w| and SWP's draw differ by design
+def test_complex_weights_train_like_their_real_and_imaginary_parts(name):
+    trained = []
+    for as_complex in (False, True):
+        model = Complex(as_complex)
+        optimizer = METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, seed=3)
+        for _ in range(3):
+            optimizer.step(closure_of(model))
+        weights = [w.detach() for w in model.weights]
+        trained.append(torch.view_as_real(weights[0]) if as_complex else torch.stack(weights, -1))
+    torch.testing.assert_close(*trained, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["sam", "esam"])
+def test_a_closure_that_sets_the_mode_itself_still_moves_statistics_once_a_step(name):
+    """As trainers do: train mode inside the closure, eval mode outside."""
+    model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3)).eval()
+    optimizer = METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model)
+
+    def closure(keep):
+        model.train()
+        losses = closure_of(model)(keep)
+        model.eval()
+        return losses
+
+    optimizer.step(closure)
+    assert int(model[1].num_batches_tracked) == 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 5))
+        self.head = nn.Linear(5, 3)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        if self.reentrant is None:
+            return self.head(self.body(x))
+        return self.head(checkpoint(self.body, x, use_reentrant=self.reentrant))
+
+
+@every_method
+def test_checkpointed_layers_train_as_if_they_were_not(name):
+    trained = []
+    for reentrant in (None, False):
+        model = Checkpointed(reentrant)
+        optimizer = METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, seed=3)
+        for _ in range(3):
+            optimizer.step(closure_of(model))
+        trained.append([p.detach() for p in model.parameters()])
+    assert bits(trained[0]) == bits(trained[1])
+
+
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam-sds"])
+def test_reentrant_checkpoints_are_refused_or_perturbed_but_never_passed_over_in_silence(name):
+    """torch.autograd.grad does not look inside them: the layers would train unperturbed and nobody would know."""
+    plain, model = Checkpointed(None), Checkpointed(True)
+    x = X.clone().requires_grad_()
+    for net in (plain, model):
+        optimizer = METHODS[name](torch.optim.SGD(net.parameters(), lr=0.1), net, rho=0.5)
+        try:
+            optimizer.step(closure_of(net, x))
+        except (ValueError, RuntimeError, UserWarning) as refused:
+            assert "reentrant" in str(refused)
+            return
+    assert bits(list(plain.parameters())) == bits(list(model.parameters()))
+
+
+def test_hooks_on_the_state_dict_run():
+    model, groups = two_groups()
+    optimizer = SAM(torch.optim.SGD(groups, lr=0.1), model)
+    ran = []
+    optimizer.register_state_dict_pre_hook(lambda _: ran.append("save pre"))
+    optimizer.register_state_dict_post_hook(lambda _, state: ran.append("save post"))
+    optimizer.register_load_state_dict_pre_hook(lambda _, state: ran.append("load pre"))
+    optimizer.register_load_state_dict_post_hook(lambda _: ran.append("load post"))
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert ran == ["save pre", "save post", "load pre", "load post"]
+
+
+def test_a_layer_that_stands_twice_in_the_model_counts_a_batch_twice_and_no_more():
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Linear(4, 4), norm, nn.Linear(4, 3))
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    optimizer.step(closure_of(model))
+    assert int(norm.num_batches_tracked) == 2
+    assert norm.track_running_stats
