@@ -1,12 +1,17 @@
-# Everything sets itself up in .venv: `make test` and `make demo` need only Python, pip, git and a C compiler.
+# Everything sets itself up in .venv: `make demo` and `make test` need only Python, pip, git and a C compiler.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+DEMO := runs/demo
 
-.PHONY: test lint clean
+.PHONY: demo test lint browser clean
 
-test: $(READY) lint
+# The main job on the embedded data: five methods, three seeds, a table and a report.
+demo: $(READY)
+	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
+
+test: $(READY) lint browser
 	$(BIN)/python -m pytest
 
 lint: $(READY)
@@ -14,7 +19,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# pip, with the versions that are tested: torch is pinned to a build that exists for the CPU alone
+# The report is tested in a real browser; elsewhere than in CI that test is skipped where none is found.
+browser:
+ifeq ($(CI),true)
+	@command -v chromium chromedriver >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; }
+endif
+
+# pip, with the versions that are tested: torch is pinned to a build that exists for the CPU alone.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
@@ -22,4 +33,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) runs

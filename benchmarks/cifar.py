@@ -3,21 +3,21 @@
     ESAM_DATA=<folder with cifar10/> python benchmarks/cifar.py [--jobs 2] [--out results/cifar10]
 
 A ResNet-8 on 2,500 images, 40 epochs, batch 64, no augmentation. First rho is tuned for each method and condition by
-the same small search: 20 epochs, one seed, accuracy on held-out training images. Then three seeds of each on the test set.
-Interrupted, it goes on where it was.
+the same small search: 20 epochs, one seed, accuracy on held-out training images. Then three seeds of each on the test
+set. Interrupted, it goes on where it was.
 """
 
 import argparse
 import dataclasses
 from pathlib import Path
 
-from esam.compare import Launcher, plan
+from esam.compare import Comparison, Launcher, plan
 from esam.report.table import summarise
 from esam.train import Config
 
-METHODS = ["sgd", "sam", "esam", "esam-swp", "esam-sds"]
-RHOS = [0.05, 0.1, 0.2]
-SEEDS = [0, 1, 2]
+METHODS = ("sgd", "sam", "esam", "esam-swp", "esam-sds")
+RHOS = (0.05, 0.1, 0.2)
+SEEDS = (0, 1, 2)
 COMMON = Config(
     data="uoft-cs/cifar10",
     model="resnet8",
@@ -49,7 +49,7 @@ def main(out: Path, jobs: int) -> None:
     for noise in (0.0, 0.2):
         settings = tuned(noise, out, jobs)
         common = dataclasses.replace(COMMON, label_noise=noise)
-        runs += plan(common, METHODS, SEEDS, out / "runs", settings=settings)
+        runs += plan(Comparison(common, METHODS, SEEDS, settings), out / "runs")
     runs.sort(key=lambda r: r.config.seed)  # whole comparisons first, if time is short
     Launcher(runs, jobs=jobs)()
     for row in summarise([r.record() for r in runs]):

@@ -1,12 +1,35 @@
 """Sharpness-aware training for PyTorch at ESAM's price."""
 
-from importlib.metadata import PackageNotFoundError, version
+from __future__ import annotations
 
-from .optim import ASAM, ESAM, METHODS, SAM, LookSAM, SharpnessAware
+import importlib
+from typing import TYPE_CHECKING, Any
 
-try:
-    __version__ = version("torch-esam")
-except PackageNotFoundError:  # a source tree that was never installed
-    __version__ = "0+unknown"
+if TYPE_CHECKING:
+    from .optim import ASAM, ESAM, METHODS, SAM, LookSAM, SharpnessAware
+
+    __version__: str
 
 __all__ = ["ASAM", "ESAM", "METHODS", "SAM", "LookSAM", "SharpnessAware", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    # on first use: `esam --help` must not wait for torch
+    if name == "__version__":
+        return _version()
+    if name in __all__:
+        return getattr(importlib.import_module(".optim", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch-esam")
+    except PackageNotFoundError:  # a source tree that was never installed
+        return "0+unknown"

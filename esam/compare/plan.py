@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from esam.train.config import Config
+from esam.train.names import did_you_mean
 from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record, write_atomically
 
 CONFIG_NAME = "config.json"
@@ -33,27 +34,34 @@ class PlannedRun:
         write_atomically(self.folder / CONFIG_NAME, json.dumps(self.config.as_json(), indent=1).encode())
 
 
-def plan(
-    common: Config,
-    methods: Sequence[str],
-    seeds: Sequence[int],
-    folder: str | Path,
-    *,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-) -> list[PlannedRun]:
-    """Return one run for each seed and method: the same data, order, initial weights and budget for each.
+@dataclass(frozen=True)
+class Comparison:
+    """Methods and seeds that share one configuration: the same data, order, initial weights and budget for each."""
 
-    ``settings`` overrides the common configuration for a method, as in ``{"sam": {"rho": 0.1}}``.
-    """
-    if not methods or not seeds:
-        raise ValueError(f"a comparison needs methods and seeds, got {list(methods)} and {list(seeds)}")
+    config: Config
+    methods: tuple[str, ...] = ("sgd", "sam", "esam")
+    seeds: tuple[int, ...] = (0, 1, 2)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What differs for a method, as in ``{"sam": {"rho": 0.1}}``."""
+
+
+def plan(comparison: Comparison, folder: str | Path) -> list[PlannedRun]:
+    """Return one run for each seed and method, seed by seed, so that whole comparisons come first."""
+    from esam.optim import METHODS  # here: reading a plan must not wait for torch
+
+    names = ["sgd", *METHODS]
+    for method in (*comparison.methods, *comparison.settings):
+        if method not in names:
+            raise ValueError(f"unknown method {method!r}.{did_you_mean(method, names)} There are: {', '.join(names)}")
+    if not comparison.methods or not comparison.seeds:
+        raise ValueError(f"a comparison needs methods and seeds, got {comparison.methods} and {comparison.seeds}")
     runs = []
-    for seed in seeds:
-        for method in methods:
-            own = dict((settings or {}).get(method, {}))
-            if method == "sgd":  # nothing of the base depends on these, so that its runs are shared
+    for seed in comparison.seeds:
+        for method in comparison.methods:
+            own = dict(comparison.settings.get(method, {}))
+            if method == "sgd":  # nothing of the base depends on these: runs that are the same are shared
                 own |= {"rho": None, "beta": None, "gamma": None, "ranking": None, "m": None}
-            config = dataclasses.replace(common, method=method, seed=seed, **own)
-            name = f"{method}-seed{seed}-{config_id(config.as_json())}"
+            config = dataclasses.replace(comparison.config, method=method, seed=seed, **own)
+            name = f"{method}-seed{seed}-{config_id(config.given())}"
             runs.append(PlannedRun(config, Path(folder) / name))
     return runs

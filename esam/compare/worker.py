@@ -8,7 +8,7 @@ from pathlib import Path
 
 from esam.measures import MEASURES
 from esam.train.config import Config
-from esam.train.run import run
+from esam.train.runs import run
 
 from .plan import CONFIG_NAME
 

@@ -1,8 +1,31 @@
 """One training loop: for recipes, for comparisons, and for a user's own model and data."""
 
-from .checkpoint import Checkpoint
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from .config import Config
-from .loop import Progress, cosine, evaluate, fit
-from .run import run
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
+    from .loop import Progress, cosine, evaluate, fit
+    from .runs import run
 
 __all__ = ["Checkpoint", "Config", "Progress", "cosine", "evaluate", "fit", "run"]
+
+_HOME = {
+    "Checkpoint": "checkpoint",
+    "Progress": "loop",
+    "cosine": "loop",
+    "evaluate": "loop",
+    "fit": "loop",
+    "run": "runs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # on first use: `esam --help` reads Config and must not wait for torch
+    if name in _HOME:
+        return getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -11,13 +11,14 @@ Drawing (``draw_*``, on the CPU, so that every device sees the same draws) is ap
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from esam.train.names import did_you_mean
 
 Normaliser = Callable[[Tensor], Tensor]
 Augmentation = Callable[[Tensor, Normaliser, torch.Generator], Tensor]
@@ -74,9 +75,8 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 def find_augmentation(name: str) -> Augmentation:
     """Look an augmentation up by name; an unknown name is answered with the nearest known one."""
     if name not in AUGMENTATIONS:
-        near = difflib.get_close_matches(name, AUGMENTATIONS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"augment must be one of {', '.join(AUGMENTATIONS)}, got {name!r}{hint}")
+        hint = did_you_mean(name, AUGMENTATIONS)
+        raise ValueError(f"augment must be one of {', '.join(AUGMENTATIONS)}, got {name!r}.{hint}")
     return AUGMENTATIONS[name]
 
 

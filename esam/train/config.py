@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .names import did_you_mean
+
 
 @dataclass(frozen=True)
 class Config:
@@ -70,11 +72,14 @@ class Config:
         """Return the configuration as plain JSON values."""
         return {**dataclasses.asdict(self), "notes": list(self.notes)}
 
+    def given(self) -> dict[str, Any]:
+        """Return what differs from the defaults: what a run is known by, so that a new setting changes no old run."""
+        fresh = Config().as_json()
+        return {name: value for name, value in self.as_json().items() if value != fresh[name]}
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
         """Take back what ``as_json`` gave; a setting that this version does not know is refused."""
-        from .data.names import did_you_mean
-
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:

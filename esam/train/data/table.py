@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from esam.train.data.catalogue import Catalogue, divided, files_identity, whole_listing
-from esam.train.data.names import did_you_mean, unknown_data
+from esam.train.data.names import unknown_data
 from esam.train.data.pictures import TablePictures
 from esam.train.data.splits import Listing
+from esam.train.names import did_you_mean
 
 TEST_SPLITS = ("test", "validation", "valid", "val")
 

@@ -17,9 +17,9 @@ from esam.optim import METHODS, SAM, SharpnessAware
 from .checkpoint import Checkpoint
 from .config import Config
 from .data import Batches, Data, load_data
-from .data.names import did_you_mean
 from .loop import Progress, cosine, evaluate, fit
 from .models import build_model, fastest_memory_format
+from .names import did_you_mean
 from .record import RECORD_NAME, RecordWriter, RunRecord, read_record
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
@@ -54,16 +54,23 @@ def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
     return METHODS[config.method](base, model, seed=config.seed, **config.method_settings())
 
 
-def run(config: Config, folder: str | Path, *, measures: Mapping[str, Measure] | None = None) -> RunRecord:
+def run(
+    config: Config,
+    folder: str | Path,
+    *,
+    measures: Mapping[str, Measure] | None = None,
+    watch: Callable[[dict[str, Any]], None] | None = None,
+) -> RunRecord:
     """Run a configuration in a folder, or go on where it was interrupted; a finished run is returned as it is.
 
-    ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names.
+    ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
+    ``watch`` is called with the figures of each epoch.
     """
     folder = Path(folder)
     path = folder / RECORD_NAME
     if path.exists():
         record = read_record(path)
-        if record.config != config.as_json():
+        if Config.from_json(record.config) != config:
             raise ValueError(f"{folder} holds another run: its configuration differs; choose another folder")
         if record.finished:
             return record
@@ -89,6 +96,8 @@ def run(config: Config, folder: str | Path, *, measures: Mapping[str, Measure] |
     def on_epoch(metrics: dict[str, Any]) -> None:
         writer.epoch(**metrics)
         last.update(metrics)
+        if watch is not None:
+            watch(metrics)
 
     progress = fit(
         model,

@@ -1,0 +1,211 @@
+"""The command line: parsing and printing only."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from esam.train.config import Config
+
+if TYPE_CHECKING:
+    from esam.compare.plan import Comparison
+
+USAGE = """\
+usage: esam COMMAND [OPTIONS]
+
+Sharpness-aware training for PyTorch at ESAM's price.
+
+commands:
+  compare [RECIPE]  train by several methods and seeds, alike in all else; table and report
+  train [RECIPE]    one run, with checkpoints and a record
+  report FOLDER     the records below a folder as one HTML page
+  models            the models that can be named
+  recipes           the experiments that can be named
+
+`esam COMMAND --help` lists a command's options.
+"""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """One run. Killed or interrupted, the same command goes on where it was."""
+
+    config: tyro.conf.OmitArgPrefixes[Config]
+    out: Path = Path("runs/train")
+    """Folder of the record and the checkpoints."""
+    tensorboard: bool = False
+    """Also write TensorBoard events into the folder (needs the extra `tensorboard`)."""
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """Several methods and seeds on the same data, order, initial weights and budget. Interrupted, it resumes."""
+
+    config: tyro.conf.OmitArgPrefixes[Config]
+    methods: tuple[str, ...] = ("sgd", "sam", "esam")
+    """Methods to compare; sgd is the base optimizer alone."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run of each method for each seed."""
+    set: tuple[str, ...] = ()
+    """What differs for a method, as in sam.rho=0.1 esam.gamma=0.7."""
+    out: Path = Path("runs/compare")
+    """Folder of the runs and of report.html."""
+    jobs: int = 1
+    """Runs at a time."""
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The records below a folder as one self-contained HTML page."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    out: Path | None = None
+    """Where to write the page; FOLDER/report.html if not given."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    command = arguments.pop(0) if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if command in ("-V", "--version"):
+        import esam
+
+        print(esam.__version__)
+        return 0
+    try:
+        if command not in COMMANDS:
+            from esam.train.names import did_you_mean
+
+            raise ValueError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help")
+        COMMANDS[command](arguments)
+    except (ValueError, RuntimeError, OSError) as error:
+        print(f"esam: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("esam: interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 0
+
+
+def train(arguments: list[str]) -> None:
+    """``esam train``: one run."""
+    recipe = _recipe(arguments)
+    options = _parse("train", TrainOptions, arguments, config=recipe.config if recipe else Config())
+    from rich.console import Console
+
+    from esam.measures import MEASURES
+    from esam.train.runs import run
+
+    watch = None
+    if options.tensorboard:
+        from esam.train.tensorboard import event_writer
+
+        watch = event_writer(options.out)
+    record = run(options.config, options.out, measures=MEASURES, watch=watch or _print_epoch)
+    assert record.end is not None, "a finished run has an end"
+    accuracy = record.end["test_accuracy"]
+    Console().print(
+        f"{record.name}: test accuracy {100 * accuracy['last']:.2f} % (best {100 * accuracy['best']:.2f} %), "
+        f"record in {options.out}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def compare(arguments: list[str]) -> None:
+    """``esam compare``: several methods and seeds, a table and a report."""
+    recipe = _recipe(arguments)
+    given = {"methods": recipe.methods, "seeds": recipe.seeds} if recipe else {}
+    start = recipe.config if recipe else Config(rho=None)
+    options = _parse("compare", CompareOptions, arguments, config=start, **given)
+    from rich.console import Console
+
+    from esam.compare.launch import Launcher
+    from esam.compare.live import show_results, watch
+    from esam.compare.plan import Comparison, plan
+    from esam.report import write_report
+
+    settings = {**(recipe.settings if recipe else {}), **_settings(options.set)}
+    runs = plan(Comparison(options.config, options.methods, options.seeds, settings), options.out)
+    console = Console()
+    watch(Launcher(runs, jobs=options.jobs), console)
+    show_results(runs, console)
+    console.print(f"report: {write_report(options.out)}", highlight=False, soft_wrap=True)
+
+
+def report(arguments: list[str]) -> None:
+    """``esam report``: records to a page."""
+    options = _parse("report", ReportOptions, arguments)
+    from esam.report import write_report
+
+    print(write_report(options.folder, options.out))
+
+
+def models(arguments: list[str]) -> None:
+    """``esam models``: what can be named."""
+    from esam.train.models import MODELS
+
+    for name, model in MODELS.items():
+        print(f"{name:14} {model.parameters:>11,} parameters  {model.summary}")
+
+
+def recipes(arguments: list[str]) -> None:
+    """``esam recipes``: what can be named."""
+    from esam.recipes import RECIPES
+
+    for name, recipe in RECIPES.items():
+        print(f"{name:20} {(recipe.__doc__ or '').splitlines()[0]}")
+
+
+COMMANDS = {"compare": compare, "train": train, "report": report, "models": models, "recipes": recipes}
+
+
+def _parse(command: str, options: type[Any], arguments: list[str], **defaults: Any) -> Any:
+    default = options(**defaults) if defaults else None
+    extra = {} if default is None else {"default": default}
+    return tyro.cli(options, prog=f"esam {command}", args=arguments, **extra)
+
+
+def _recipe(arguments: list[str]) -> Comparison | None:
+    """Take a recipe's name off the front of the arguments."""
+    if not arguments or arguments[0].startswith("-"):
+        return None
+    from esam.recipes import RECIPES
+    from esam.train.names import did_you_mean
+
+    name = arguments.pop(0)
+    if name not in RECIPES:
+        raise ValueError(f"unknown recipe {name!r}.{did_you_mean(name, RECIPES)} There are: {', '.join(RECIPES)}")
+    return RECIPES[name]()
+
+
+def _settings(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Read sam.rho=0.1 as {"sam": {"rho": 0.1}}, each value by the type of its field."""
+    fields = {f.name: f for f in dataclasses.fields(Config)}
+    settings: dict[str, dict[str, Any]] = {}
+    for word in words:
+        method, dot, rest = word.partition(".")
+        name, equals, value = rest.partition("=")
+        if not dot or not equals or name not in fields:
+            raise ValueError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}")
+        parsed = tyro.cli(Config, args=[f"--{name.replace('_', '-')}", value])
+        settings.setdefault(method, {})[name] = getattr(parsed, name)
+    return settings
+
+
+def _print_epoch(metrics: dict[str, Any]) -> None:
+    accuracy = metrics.get("test_accuracy")
+    tail = f", test accuracy {100 * accuracy:.2f} %" if accuracy is not None else ""
+    print(f"epoch {metrics['epoch']}: train loss {metrics['train_loss']:.4f}{tail}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
