@@ -14,7 +14,8 @@ ALLOWED = {
     "analysis": set(),
     "train": {"optim"},
     "report": {"train", "analysis"},
-    "recipes": {"optim", "train", "analysis"},
+    "compare": {"optim", "train", "measures", "report"},
+    "recipes": {"optim", "train", "analysis", "compare"},
     "integrations": {"optim"},
 }
 

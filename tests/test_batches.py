@@ -103,7 +103,7 @@ def test_the_memory_format_changes_the_layout_and_no_value(split, memory_format)
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"batch_size": 21, "drop_last": True}, "at most 20, the number of images, got 21"),
         ({"workers": -1}, "workers must be 0 or more, got -1"),
-        ({"augment": "basics"}, "did you mean 'basic'"),
+        ({"augment": "basics"}, "Did you mean 'basic'"),
     ],
 )
 def test_a_wrong_option_is_refused_with_its_range(split, options, message):

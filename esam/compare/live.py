@@ -54,7 +54,7 @@ def results_tables(rows: Sequence[Row], title: str, width: int) -> list[Table]:
             room = width - first
         parts[-1].append(column)
         room -= taken
-    tables = []
+    tables: list[Table] = []
     for part in parts:
         table = Table(title=title if title and not tables else None, title_justify="left")
         table.add_column("Method", no_wrap=True)
@@ -89,7 +89,7 @@ class _Board:
         for run in self.runs:
             record = run.record()
             name = f"{run.config.method}, seed {run.config.seed}"
-            bars.add_task(name, total=1.0, completed=_done(run, record), last=_figures(record))
+            bars.add_task(name, total=100, completed=round(100 * _done(run, record)), last=_figures(record))
         return Group(bars, self._time_left())
 
     def _time_left(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
@@ -164,7 +164,7 @@ def _train_epoch(
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device = next(model.parameters()).device
     batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else iter(train)
-    steps = len(train) if hasattr(train, "__len__") else None
+    steps = len(train) if isinstance(train, Sized) else None
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
     losses: list[Tensor] = []

@@ -13,12 +13,12 @@ def event_writer(folder: str | Path) -> Callable[[dict[str, Any]], None]:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError as error:
         raise ValueError("TensorBoard is not installed; run: pip install torch-esam[tensorboard]") from error
-    writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+    writer = SummaryWriter(str(folder))
 
     def write(metrics: dict[str, Any]) -> None:
         for name, value in metrics.items():
             if name != "epoch" and isinstance(value, (int, float)):
-                writer.add_scalar(name, value, metrics["epoch"])  # type: ignore[no-untyped-call]
-        writer.flush()  # type: ignore[no-untyped-call]
+                writer.add_scalar(name, value, metrics["epoch"])
+        writer.flush()
 
     return write
