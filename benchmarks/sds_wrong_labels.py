@@ -1,4 +1,4 @@
-"""Which samples does SDS keep when labels are wrong? The demo's run, watched: the share of wrong labels among those kept.
+"""Which samples does SDS keep when labels are wrong? The demo, watched: the share of wrong labels kept.
 
 python benchmarks/sds_wrong_labels.py [--out results/sds_wrong_labels.json]
 """

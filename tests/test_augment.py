@@ -186,5 +186,7 @@ def test_an_augmentation_follows_its_generator_and_nothing_else(name, shape):
 
 
 def test_an_unknown_augmentation_is_answered_with_the_nearest_name():
-    with pytest.raises(ValueError, match=r"one of none, shift, basic, cutout, inception, got 'cut_out'. Did you mean 'cutout'"):
+    with pytest.raises(
+        ValueError, match=r"one of none, shift, basic, cutout, inception, got 'cut_out'. Did you mean 'cutout'"
+    ):
         find_augmentation("cut_out")

@@ -16,6 +16,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from esam import METHODS, SAM
@@ -108,7 +110,26 @@ def scenarios(rank):
             seen["static graph"] = "trains"
         except Exception as error:
             seen["static graph"] = f"{type(error).__name__}: {error}"
+    seen["sharded"] = sharded(rank)
     return seen
+
+
+def sharded(rank):
+    """Return the losses of SAM on a model that FSDP shards, without and with a radius; or why it was refused."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    x, y = batch_of(rank)
+    losses = []
+    for rho in (0.0, 0.5):
+        model = fully_shard(mlp(), mesh=mesh)
+        try:
+            optimizer = SAM(torch.optim.SGD(model.parameters(), lr=LR), model, rho=rho)
+            closure = functools.partial(
+                lambda model, keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), model
+            )
+            losses.append([float(optimizer.step(closure)) for _ in range(STEPS)])
+        except ValueError as refused:
+            return str(refused)
+    return losses
 
 
 def one_sided_overflow(rank):
@@ -257,6 +278,13 @@ def test_batchnorm_counts_one_batch_a_step_on_every_rank(ranks, name):
 def test_a_static_graph_trains_or_is_refused_with_a_remedy(ranks):
     for seen in ranks:
         assert seen["static graph"] == "trains" or seen["static graph"].startswith("ValueError: ")
+
+
+def test_a_sharded_model_is_refused_or_perturbed_but_never_trained_as_if_rho_were_zero(ranks):
+    for seen in ranks:
+        if not isinstance(seen["sharded"], str):
+            without, perturbed = seen["sharded"]
+            assert without != perturbed
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_both_and_neither_waits_for_ever(tmp_path):

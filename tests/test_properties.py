@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +22,7 @@ steady = settings(
     derandomize=True,
     database=None,
     max_examples=30,
+    phases=[Phase.explicit, Phase.generate],  # the examples are small: shrinking one takes minutes and gains little
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 often = settings(steady, max_examples=100)

@@ -26,14 +26,22 @@ class Eps:
         """Move the weights, in place, by eps."""
         factors = set(self.factors)
         if len(factors) == 1:
-            torch._foreach_add_(weights, self.directions, alpha=factors.pop())
+            add_scaled(weights, self.directions, factors.pop())
         for factor in factors:
             here = [i for i, f in enumerate(self.factors) if f == factor]
-            torch._foreach_add_([weights[i] for i in here], [self.directions[i] for i in here], alpha=factor)
+            add_scaled([weights[i] for i in here], [self.directions[i] for i in here], factor)
 
     def tensors(self) -> list[Tensor]:
         """Return eps multiplied out."""
         return [f * d for f, d in zip(self.factors, self.directions, strict=True)]
+
+
+def add_scaled(tensors: list[Tensor], directions: list[Tensor], factor: float) -> None:
+    """Add factor * directions in place."""
+    if factor > 65504 and any(t.dtype == torch.float16 for t in tensors):  # alpha must be a number of their own type
+        torch._foreach_add_(tensors, torch._foreach_mul(directions, factor))
+    else:
+        torch._foreach_add_(tensors, directions, alpha=factor)
 
 
 def tensor_norms(tensors: Sequence[Tensor]) -> list[float]:
@@ -99,4 +107,7 @@ def _along(directions: Sequence[Tensor], norm: float, rho: Sequence[float]) -> E
 
 
 def _norm_dtype(tensors: Sequence[Tensor]) -> torch.dtype | None:
-    return torch.float32 if any(t.dtype in _HALF for t in tensors) else None
+    dtypes = {t.dtype for t in tensors}
+    if not dtypes.intersection(_HALF):
+        return None
+    return torch.float64 if torch.float64 in dtypes else torch.float32

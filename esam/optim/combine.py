@@ -13,7 +13,7 @@ def orthogonal_part(gradient: Gradients, direction: Gradients) -> Gradients:
     length = whole_norm(list(direction.values()))
     if not usable(length) or not usable(whole_norm(list(gradient.values()))):
         return {}
-    products = [(gradient[n] * direction[n]).sum(dtype=torch.float64) for n in gradient if n in direction]
+    products = [(gradient[n] * direction[n].conj()).real.sum(dtype=torch.float64) for n in gradient if n in direction]
     along = sum(torch.stack([p.to(products[0].device) for p in products]).tolist()) / length**2 if products else 0.0
     return {n: g - along * direction[n] if n in direction else g.clone() for n, g in gradient.items()}
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import Eps, l2_ascent
+from .ascent import Eps, l2_ascent, whole_norm
 from .checks import checked_count, checked_number
 from .combine import add_to_length, orthogonal_part
 from .passes import Gradients
@@ -55,11 +56,18 @@ class LookSAM(SharpnessAware):
 
     def combine(self, first: Gradients | None) -> None:
         """After a perturbed step keep the orthogonal part of its gradient; otherwise add the part kept."""
-        self._steps += 1
+        if self.k == 1:
+            return
+        for p in self._parameters():
+            if p.grad is not None and p.grad.is_sparse:
+                p.grad = p.grad.to_dense()  # the part to reuse is dense
         now = {n: p.grad for n, p in enumerate(self._parameters()) if p.grad is not None}
+        if not math.isfinite(whole_norm(list(now.values()))):
+            return  # the base, or its scaler, deals with it; the step does not count
+        self._steps += 1
         if first is not None:
             self._reused = orthogonal_part(now, first) or self._reused
-        elif self.k > 1:
+        else:
             add_to_length(now, self._reused, self.alpha)
 
     def memory(self) -> dict[str, Any]:

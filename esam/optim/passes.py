@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from .ascent import tensor_norms
 from .batch import Piece
-from .workarounds import group_norm_inputs
+from .workarounds import GraphFaults
 
 _T = TypeVar("_T")
 Gradients = dict[int, Tensor]
@@ -26,22 +26,19 @@ def first_pass(
     index: list[int],
     scaler: GradScaler | None,
     model: nn.Module,
-    *,
-    group_norm: bool = False,
+    faults: GraphFaults,
 ) -> tuple[Tensor, Gradients]:
     """Return each sample's loss at theta and the gradient of their mean with respect to these weights only.
 
     Nothing is computed for other weights, backward stops at the earliest of these, and ``.grad`` is not touched.
-    ``group_norm``: the model has such layers, so that a fault of torch is stepped around.
     """
     losses: list[Tensor] = []
     gradients: Gradients = {}
     with unsynchronised(model):
         for piece in pieces:
             piece_losses = piece.first_losses()
-            extra = group_norm_inputs(piece_losses, weights) if group_norm else []
             loss = _scaled(piece_losses.mean(), scaler)
-            inputs: list[Any] = [*weights, *extra]
+            inputs: list[Any] = [*weights, *faults.inputs_to_add(piece_losses, weights)]
             found = torch.autograd.grad(loss, inputs, allow_unused=True)[: len(weights)]
             losses.append(piece_losses.detach())
             reached = {
@@ -60,10 +57,14 @@ def plain_pass(pieces: list[Piece], parameters: list[Tensor], scaler: GradScaler
         with nullcontext() if last else unsynchronised(model):
             piece_losses = piece.first_losses()
             losses.append(piece_losses.detach())
-            _backward(piece_losses, len(losses[-1]) / len(losses[0]), scaler)
-    if len(losses) > 1:
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        torch._foreach_mul_(gradients, len(losses[0]) / sum(map(len, losses)))
+            share = len(losses[-1]) / len(losses[0])
+            gradients = [p.grad for p in parameters if p.grad is not None]
+            if last and gradients:
+                # the size of the batch is known only now; ranks differ in it, so scale before they exchange gradients
+                whole = len(losses[0]) / sum(map(len, losses))
+                torch._foreach_mul_(gradients, whole)
+                share *= whole
+            _backward(piece_losses, share, scaler)
     return torch.cat(losses)
 
 
@@ -89,6 +90,19 @@ def added(totals: Gradients, gradients: Gradients, factor: float) -> Gradients:
     if not totals:
         return gradients
     return {**totals, **{n: totals[n] + g if n in totals else g for n, g in gradients.items()}}
+
+
+def mean_over_ranks(gradients: Gradients, parameters: list[Tensor], model: nn.Module) -> Gradients:
+    """Return the gradients averaged over the ranks of a DistributedDataParallel model; a missing one counts as zero."""
+    group = getattr(model, "process_group", None)
+    if group is None:
+        return gradients
+    places = [n for n, p in enumerate(parameters) if p.requires_grad]
+    whole = [gradients.get(n, torch.zeros_like(parameters[n])) for n in places]
+    flat = torch.cat([g.flatten() for g in whole])
+    torch.distributed.all_reduce(flat, group=group)
+    parts = torch.split(flat / torch.distributed.get_world_size(group), [g.numel() for g in whole])
+    return {n: part.view_as(parameters[n]) for n, part in zip(places, parts, strict=True)}
 
 
 def unsynchronised(model: nn.Module) -> AbstractContextManager[Any]:

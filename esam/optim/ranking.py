@@ -49,8 +49,8 @@ def keep_highest(scores: Tensor, gamma: float) -> Tensor:
     Exactly ``max(1, round(gamma * B))`` of them; ties go to the lower index; a NaN score comes last.
     """
     k = max(1, round(gamma * len(scores)))
-    scores = torch.where(torch.isnan(scores), -torch.inf, scores)
     order = torch.sort(scores, descending=True, stable=True).indices
+    order = order[torch.isnan(scores)[order].byte().sort(stable=True).indices]  # torch sorts NaN first
     return order[:k].sort().values
 
 

@@ -11,13 +11,13 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 
-def moving_layers(model: nn.Module) -> list[_NormBase]:
-    """Return the layers whose running statistics would move in a forward pass now."""
+def tracking_layers(model: nn.Module) -> list[_NormBase]:
+    """Return the layers that keep running statistics, whichever mode they are in now: a closure may change it."""
     found: list[_NormBase] = []
     rest = [model]  # each step walks the model: a stack is twice as fast as model.modules()
     while rest:
         layer = rest.pop()
-        if isinstance(layer, _NormBase) and layer.training and layer.track_running_stats:
+        if isinstance(layer, _NormBase) and layer.track_running_stats:
             found.append(layer)
         rest.extend(child for child in layer._modules.values() if child is not None)
     return found
@@ -27,20 +27,21 @@ def moving_layers(model: nn.Module) -> list[_NormBase]:
 def frozen_statistics(model: nn.Module | list[_NormBase]) -> Iterator[None]:
     """Normalise by the batch as in training, but leave running statistics and their counter alone.
 
-    Blocks nest and repeat safely: each one restores exactly what it found. Layers in eval mode are not touched.
-    ``moving_layers`` of a model may stand for the model, to spare a walk through it.
+    Blocks nest and repeat safely: each one restores exactly what it found. Layers in eval mode normalise as ever.
+    ``tracking_layers`` of a model may stand for the model, to spare a walk through it.
     """
-    layers = moving_layers(model) if isinstance(model, nn.Module) else model
-    found = [(layer, layer.track_running_stats, layer.running_mean, layer.running_var) for layer in layers]
+    layers = tracking_layers(model) if isinstance(model, nn.Module) else model
+    # InstanceNorm updates the buffers that it has, whatever the flag says
+    copies = copy_statistics([layer for layer in layers if isinstance(layer, _InstanceNorm)])
+    found = [(layer, layer.track_running_stats) for layer in layers if not isinstance(layer, _InstanceNorm)]
     try:
-        for layer in layers:
+        for layer, _ in found:
             layer.track_running_stats = False
-            if isinstance(layer, _InstanceNorm):  # it updates the buffers that it has, whatever the flag says
-                layer.running_mean = layer.running_var = None
         yield
     finally:
-        for layer, flag, mean, variance in found:
-            layer.track_running_stats, layer.running_mean, layer.running_var = flag, mean, variance
+        for layer, flag in found:
+            layer.track_running_stats = flag
+        restore_statistics(copies)
 
 
 def copy_statistics(layers: list[_NormBase]) -> list[tuple[Tensor, Tensor]]:

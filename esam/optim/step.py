@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import operator
+import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -18,11 +21,11 @@ from torch.optim import Optimizer
 from .ascent import Eps
 from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
 from .checks import checked_count
-from .passes import Gradients, added, first_pass, marking_the_last, overflowed, plain_pass, second_pass
+from .passes import Gradients, added, first_pass, marking_the_last, mean_over_ranks, overflowed, plain_pass, second_pass
 from .perturb import forget_casts, moved_share, perturbed
 from .ranking import Candidates
-from .statistics import copy_statistics, frozen_statistics, moving_layers, restore_statistics
-from .workarounds import has_group_norm
+from .statistics import copy_statistics, frozen_statistics, restore_statistics, tracking_layers
+from .workarounds import GraphFaults
 from .wrapper import Wrapper
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
@@ -75,7 +78,7 @@ class SharpnessAware(Wrapper):
         self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, seed=seed)
         self._rounding_checked = False
-        self._group_norm = has_group_norm(model)
+        self._faults = GraphFaults()
 
     # The parts ------------------------------------------------------------------------------------------------------
 
@@ -103,7 +106,7 @@ class SharpnessAware(Wrapper):
     @final
     def step(  # type: ignore[override]
         self,
-        closure: Closure | Sequence[Closure],
+        closure: Closure | Sequence[Closure] | None = None,
         *,
         scaler: GradScaler | None = None,
         batch_size: int | Sequence[int] | None = None,
@@ -122,7 +125,10 @@ class SharpnessAware(Wrapper):
         """
         devices = frozenset(p.device for p in self._parameters() if not p.is_cpu)
         pieces = [Piece(c, devices) for c in checked_closures(closure)]
-        layers = moving_layers(self.model)
+        layers = tracking_layers(self.model)
+        if scaler is not None and not scaler.is_enabled():
+            scaler = None
+        forget_casts()
         with torch.enable_grad(), self._unchanged_on_error(layers):
             targets = self._targets(perturbable=True)
             if len(targets) and self.perturbs_now():
@@ -153,15 +159,19 @@ class SharpnessAware(Wrapper):
         first: Gradients = {}
         for group, last in marking_the_last(groups):
             group_losses, gradients = first_pass(
-                group, differentiated.weights, differentiated.index, scaler, self.model, group_norm=self._group_norm
+                group, differentiated.weights, differentiated.index, scaler, self.model, self._faults
             )
             losses.append(group_losses)
-            if scaler is not None and overflowed(gradients):
-                self._report_overflow(differentiated, gradients, scaler)
-                return torch.cat(losses)
+            if not gradients and len(chosen) == len(targets):
+                raise ValueError(
+                    "the first pass reached none of the optimizer's parameters; are they the model's? Sharded models (FSDP) "
+                    "hide them: use DistributedDataParallel"
+                )
             if len(losses) == 1:
                 self._clear_gradients()
             share = len(group_losses) / samples if len(groups) > 1 else 1.0
+            if scaler is not None and overflowed(gradients):
+                share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
             if self.whole_gradient:
                 first = added(first, gradients, share)
             reached = chosen.having(gradients)
@@ -171,6 +181,8 @@ class SharpnessAware(Wrapper):
                 self._warn_of_rounding(theta, reached.weights, eps)
                 keeps = self._select(group, group_losses)
                 second_pass(keeps, share, scaler, self.model, last)
+        if self.whole_gradient:
+            first = mean_over_ranks(first, self._parameters(), self.model)
         self._finish_gradient(first if self.whole_gradient else None, scaler)
         return torch.cat(losses)
 
@@ -192,13 +204,6 @@ class SharpnessAware(Wrapper):
         with torch.no_grad():
             self.combine(first)
 
-    def _report_overflow(self, targets: Targets, gradients: Gradients, scaler: GradScaler) -> None:
-        """Show the scaler the first pass's overflow, so that it skips the step and lowers its scale."""
-        self._clear_gradients()
-        for weight, n in zip(targets.weights, targets.index, strict=True):
-            weight.grad = gradients.get(n)
-        scaler.unscale_(self.base)
-
     # What the flow needs --------------------------------------------------------------------------------------------
 
     def _targets(self, *, perturbable: bool) -> Targets:
@@ -206,7 +211,7 @@ class SharpnessAware(Wrapper):
         targets = Targets([], [], [])
         start = 0
         for group in self.param_groups:
-            rho = float(group["rho"]) if group["perturb"] else 0.0
+            rho = float(group.get("rho", self._rho)) if group.get("perturb", True) else 0.0
             if rho > 0 or not perturbable:
                 trainable = [n for n, p in enumerate(group["params"]) if p.requires_grad]
                 targets.weights.extend(group["params"][n] for n in trainable)
@@ -222,7 +227,8 @@ class SharpnessAware(Wrapper):
             with frozen_statistics(self.model):
                 sizes = [measured_size(piece.closure, piece.devices) for piece in pieces]
         else:
-            sizes = [batch_size] if isinstance(batch_size, int) else list(batch_size)
+            given = batch_size if isinstance(batch_size, Sequence) else [batch_size]
+            sizes = [operator.index(n) for n in given]
         if len(sizes) != len(pieces) or min(sizes) < 1:
             raise ValueError(f"batch_size must give one number >= 1 for each of {len(pieces)} closures, got {sizes}")
         return cut_into_groups(pieces, sizes, self.m)
@@ -259,5 +265,13 @@ class SharpnessAware(Wrapper):
                 f"the perturbation moves only {share:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
                 f"so {type(self).__name__} does little here; keep the weights in float32 and compute in low precision "
                 "with torch.autocast",
-                stacklevel=6,
+                stacklevel=_level_of_the_caller(),
             )
+
+
+def _level_of_the_caller() -> int:
+    """Return the stacklevel of the first frame outside this package and torch: schedulers and hooks wrap ``step``."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("esam", "torch"):
+        level, frame = level + 1, frame.f_back
+    return level

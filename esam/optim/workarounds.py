@@ -1,36 +1,58 @@
-"""Which faults of torch do we step around?"""
+"""Which faults and limits of torch's autograd do we step around, or refuse?"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge, Node
 
 
-def has_group_norm(model: nn.Module) -> bool:
-    """Tell whether ``group_norm_inputs`` has anything to look for in this model."""
-    return any(isinstance(layer, nn.GroupNorm) for layer in model.modules())
+class GraphFaults:
+    """Knows, from the first graph it sees, what the first passes of a model must mind."""
+
+    def __init__(self) -> None:
+        self._group_norm: bool | None = None
+
+    def inputs_to_add(self, losses: Tensor, weights: list[Tensor]) -> list[GradientEdge]:
+        """Return what must be differentiated besides the weights: the inputs of the GroupNorms that hold them.
+
+        On the CPU and in channels_last, the backward of GroupNorm crashes the process (torch 2.13) when the gradient of
+        its weight or bias is wanted but that of its input is not.
+        """
+        if self._group_norm is None:
+            nodes = list(_nodes(losses))
+            _refuse_reentrant_checkpoints(nodes)
+            self._group_norm = any(map(_is_group_norm, nodes))
+        if not self._group_norm:
+            return []
+        wanted = {id(w) for w in weights}
+        edges: list[GradientEdge] = []
+        for node in filter(_is_group_norm, _nodes(losses)):
+            (source, output), *own = node.next_functions
+            if source is not None and any(id(getattr(fn, "variable", None)) in wanted for fn, _ in own):
+                edges.append(GradientEdge(source, output))
+        return edges
 
 
-def group_norm_inputs(losses: Tensor, weights: Iterable[Tensor]) -> list[GradientEdge]:
-    """Return the inputs of the GroupNorms that hold these weights, to be differentiated too.
-
-    On the CPU and in channels_last, the backward of GroupNorm crashes the process (torch 2.13) when the gradient of its
-    weight or bias is wanted but that of its input is not.
-    """
-    wanted = {id(w) for w in weights}
-    edges: list[GradientEdge] = []
+def _nodes(losses: Tensor) -> Iterator[Node]:
     seen: set[Node] = set()
     rest = [losses.grad_fn]
     while rest:
         node = rest.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name().startswith("NativeGroupNormBackward"):
-            (source, output), *own = node.next_functions
-            if source is not None and any(id(getattr(fn, "variable", None)) in wanted for fn, _ in own):
-                edges.append(GradientEdge(source, output))
-        rest.extend(fn for fn, _ in node.next_functions)
-    return edges
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            rest.extend(fn for fn, _ in node.next_functions)
+
+
+def _is_group_norm(node: Node) -> bool:
+    return node.name().startswith("NativeGroupNormBackward")
+
+
+def _refuse_reentrant_checkpoints(nodes: list[Node]) -> None:
+    if any(node.name() == "CheckpointFunctionBackward" for node in nodes):
+        raise ValueError(
+            "the model uses reentrant checkpoints, and the first pass cannot see the layers inside; use "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )

@@ -32,6 +32,11 @@ class Wrapper(Optimizer, ABC):
             raise ValueError("LBFGS calls a closure of its own several times a step; choose another base, such as SGD")
         if not isinstance(model, nn.Module):
             raise ValueError(f"model must be the torch.nn.Module that base trains, got {type(model).__name__}")
+        if getattr(model, "static_graph", False):
+            raise ValueError(
+                "DistributedDataParallel(static_graph=True) expects one backward pass a step, and here are two with "
+                "different graphs: leave static_graph out"
+            )
         self._rho = checked_number("rho", rho)
         for group in base.param_groups:
             _check_group(group)
@@ -82,6 +87,22 @@ class Wrapper(Optimizer, ABC):
         """Run ``hook`` just after the base has stepped."""
         return self.base.register_step_post_hook(hook)
 
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Run ``hook`` when the base's state is saved."""
+        return self.base.register_state_dict_pre_hook(hook, prepend)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Run ``hook`` when the base's state was saved."""
+        return self.base.register_state_dict_post_hook(hook, prepend)
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Run ``hook`` before the base's state is loaded."""
+        return self.base.register_load_state_dict_pre_hook(hook, prepend)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
+        """Run ``hook`` when the base's state was loaded."""
+        return self.base.register_load_state_dict_post_hook(hook, prepend)
+
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs: the base's state, the generator and the method's memory."""
         own = {"method": type(self).__name__, "generator": self.generator.get_state(), "memory": self.memory()}
@@ -93,10 +114,13 @@ class Wrapper(Optimizer, ABC):
         if own is not None and own["method"] != type(self).__name__:
             raise ValueError(
                 f"this state was saved by {own['method']}, not {type(self).__name__}; to keep only the base's part "
-                "of it, call optimizer.base.load_state_dict(state)"
+                "of it, call optimizer.base.load_state_dict(state) and set each group's rho again"
             )
+        settings = [(group["rho"], group["perturb"]) for group in self.base.param_groups]
         self.base.load_state_dict(state_dict)
-        self._complete_groups()
+        for group, (rho, perturb) in zip(self.base.param_groups, settings, strict=True):
+            group.setdefault("rho", rho)
+            group.setdefault("perturb", perturb)
         if own is not None:
             self.generator.set_state(own["generator"].cpu())
             self.load_memory(own["memory"])
