@@ -164,8 +164,8 @@ class SharpnessAware(Wrapper):
             losses.append(group_losses)
             if not gradients and len(chosen) == len(targets):
                 raise ValueError(
-                    "the first pass reached none of the optimizer's parameters; are they the model's? Sharded models (FSDP) "
-                    "hide them: use DistributedDataParallel"
+                    "the first pass reached none of the optimizer's parameters; are they the model's? Sharded models "
+                    "(FSDP) hide them: use DistributedDataParallel"
                 )
             if len(losses) == 1:
                 self._clear_gradients()
