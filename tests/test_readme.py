@@ -36,3 +36,17 @@ def test_the_readmes_clipping_hook_clips():
     exec(hook, {"optimizer": optimizer, "torch": torch, "model": model})
     optimizer.step(lambda keep: 1e3 * model(torch.ones(4, 2)[keep]).sum(1))
     assert torch.cat([p.grad.flatten() for p in model.parameters()]).norm() < 1.001
+
+
+def test_the_readmes_fit_trains_a_users_own_model(capsys):
+    torch.manual_seed(0)
+    x = torch.randn(64, 5)
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, (x[:, 0] > 0).long()), batch_size=16)
+    model = torch.nn.Linear(5, 2)
+    optimizer = METHODS["esam"](torch.optim.SGD(model.parameters(), lr=0.5), model)
+    code = re.search(r"```python\n(from esam.train.*?)```", README, re.DOTALL).group(1)
+    scope = {"model": model, "optimizer": optimizer, "loader": loader, "test_loader": loader}
+    exec(code, scope)
+    assert scope["progress"].epoch == 10
+    assert scope["progress"].best > 0.9
+    assert capsys.readouterr().out.count("test_accuracy") == 10
