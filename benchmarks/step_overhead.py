@@ -9,7 +9,6 @@ one thread, by CPU time; the ratio is taken pair by pair.
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from pathlib import Path
@@ -17,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from esam import SAM, __version__
+from esam import SAM
+from esam.train.record import environment
 
 TENSORS, WIDTH, PAIRS = 1_000, 8, 300
 
@@ -87,10 +87,7 @@ def measure():
             "two passes and an sgd step": 1e3 * statistics.median(r[1] for r in rows),
             "sam step": 1e3 * statistics.median(r[2] for r in rows),
         },
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "esam": __version__,
-        "machine": platform.machine(),
+        "environment": environment(),
     }
 
 

@@ -86,6 +86,10 @@ def l2_ascent(
 
     ``rho`` has one value a tensor. ``norm`` replaces the norm of ``gradients`` where they are only a part of the whole
     gradient. A gradient without direction (zero, inf or NaN) gives eps = 0.
+
+    >>> weights, gradients = [torch.zeros(2)], [torch.tensor([3.0, 4.0])]
+    >>> l2_ascent(weights, gradients, [0.5]).tensors()
+    [tensor([0.3000, 0.4000])]
     """
     return _along(gradients, whole_norm(gradients) if norm is None else norm, rho)
 

@@ -31,6 +31,11 @@ class ESAM(SharpnessAware):
             last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
         m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
         seed: Seed of the optimizer's own generator; None: torch's initial seed.
+
+    >>> model = nn.Linear(4, 1)
+    >>> x, y = torch.randn(8, 4), torch.randn(8)
+    >>> optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    >>> loss = optimizer.step(lambda keep: (model(x[keep]).squeeze(1) - y[keep]) ** 2)
     """
 
     def __init__(

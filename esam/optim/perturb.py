@@ -17,6 +17,13 @@ def perturbed(weights: Sequence[Tensor], eps: Eps) -> Iterator[list[Tensor]]:
 
     The tensors and their storage stay the caller's: nothing is swapped, so views, compiled graphs and other optimizers
     keep seeing the same weights.
+
+    >>> weight = torch.tensor([1.0, 2.0])
+    >>> with perturbed([weight], Eps([torch.ones(2)], [0.5])):
+    ...     print(weight)
+    tensor([1.5000, 2.5000])
+    >>> weight
+    tensor([1., 2.])
     """
     weights = list(weights)
     if not weights:

@@ -47,6 +47,9 @@ def keep_highest(scores: Tensor, gamma: float) -> Tensor:
     """Return the indices of the share ``gamma`` with the highest scores, in ascending order.
 
     Exactly ``max(1, round(gamma * B))`` of them; ties go to the lower index; a NaN score comes last.
+
+    >>> keep_highest(torch.tensor([0.1, 0.7, 0.7, 0.3]), gamma=0.5)
+    tensor([1, 2])
     """
     k = max(1, round(gamma * len(scores)))
     order = torch.sort(scores, descending=True, stable=True).indices

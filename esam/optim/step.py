@@ -255,10 +255,12 @@ class SharpnessAware(Wrapper):
             raise
 
     def _warn_of_rounding(self, theta: list[Tensor], weights: list[Tensor], eps: Eps) -> None:
-        low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
-        if self._rounding_checked or not low:
+        if self._rounding_checked:
             return
         self._rounding_checked = True
+        low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
+        if not low:
+            return
         share = moved_share(*([part[i] for i in low] for part in (theta, weights, eps.tensors())))
         if share < 0.5:
             warnings.warn(
