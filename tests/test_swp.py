@@ -9,6 +9,7 @@ from conftest import mlp, problem
 from torch import nn
 
 from esam import ESAM, SAM
+from esam.optim.choice import suffix
 
 
 def small_cnn(dtype=torch.float32):
@@ -58,11 +59,12 @@ def image_problem():
     return model, weights, lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none")
 
 
-def test_over_2000_masks_the_mean_perturbation_is_sams():
+@pytest.mark.parametrize("choose", ["independent", "suffix"])
+def test_over_2000_masks_the_mean_perturbation_is_sams(choose):
     model, weights, closure = image_problem()
     still = lambda: torch.optim.SGD(model.parameters(), lr=0.0)  # noqa: E731
     (sam,) = perturbations(SAM(still(), model, rho=0.05), closure, weights, 1)
-    optimizer = ESAM(still(), model, rho=0.05, beta=0.6, gamma=1, seed=0)
+    optimizer = ESAM(still(), model, rho=0.05, beta=0.6, gamma=1, choose=choose, seed=0)
     mean = sum(flat(eps).double() for eps in perturbations(optimizer, closure, weights, 2000)) / 2000
     target = flat(sam).double()
     assert F.cosine_similarity(mean, target, dim=0) > 0.99
@@ -177,3 +179,39 @@ def test_a_drawn_group_norm_in_channels_last_does_not_crash_the_process():
             optimizer.step(lambda keep, n=net, i=inputs: F.cross_entropy(n(i[keep]), y[keep], reduction="none"))
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("beta", [0.1, 0.4, 0.5, 0.6, 0.9])
+@pytest.mark.parametrize("count", [1, 2, 20])
+def test_a_suffix_is_a_run_to_the_output_with_the_probabilities_it_states(count, beta):
+    generator = torch.Generator().manual_seed(0)
+    draws = [suffix(count, beta, generator) for _ in range(4000)]
+    assert all(d.picks == list(range(count - len(d.picks), count)) and d.picks for d in draws)
+    stated = torch.tensor(draws[0].probabilities)
+    seen = torch.tensor([sum(i in d.picks for d in draws) for i in range(count)]) / len(draws)
+    assert ((seen - stated).abs() < 4.5 * (stated * (1 - stated) / len(draws)).sqrt() + 1e-9).all()
+    assert stated.min() >= beta / 2
+    assert beta - 1e-6 <= stated.mean() <= beta + 1 / count
+
+
+def test_a_suffix_lets_backward_stop_early():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, beta=0.3, gamma=1, choose="suffix", seed=0)
+    x = torch.randn(5, 4)
+
+    def closure(keep):
+        h = x[keep]
+        for layer in layers:
+            h = Counted.apply(layer(h))
+        return h.pow(2).sum(1)
+
+    counts = []
+    for _ in range(40):
+        Counted.count = 0
+        optimizer.step(closure)
+        counts.append(Counted.count - 6)  # the second pass goes through all six
+    assert counts[0] == 6
+    assert min(counts) == 1
+    assert 1.2 < sum(counts[1:]) / 39 < 3.6  # 0.3 of 6 layers is 1.8, and the last is always there

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .ascent import Eps, l2_ascent, root_sum_of_squares, tensor_norms
 from .checks import checked_share
+from .choice import checked_choice
 from .ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest
 from .step import SharpnessAware, Targets
 
@@ -27,6 +27,8 @@ class ESAM(SharpnessAware):
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
         ranking: How the samples are ranked: "exact" (rise of the loss, as the paper; one more forward pass), "loss"
             (loss at theta; free), "random" (free), or a function of ``Candidates`` that returns one score a sample.
+        choose: How tensors are drawn: "independent", each with probability beta, as the paper; or "suffix", a run from
+            a random depth to the output with mean share beta, so that the first backward stops early.
         norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
             last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
         m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
@@ -47,6 +49,7 @@ class ESAM(SharpnessAware):
         beta: float = 0.6,
         gamma: float = 0.5,
         ranking: str | Ranking = "exact",
+        choose: str = "independent",
         norm: Literal["full", "selected"] = "full",
         m: int | None = None,
         seed: int | None = None,
@@ -54,22 +57,19 @@ class ESAM(SharpnessAware):
         if norm not in ("full", "selected"):
             raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
         self.beta, self.gamma, self.norm = checked_share("beta", beta), checked_share("gamma", gamma), norm
-        self.ranking = checked_ranking(ranking)
+        self.ranking, self.choice = checked_ranking(ranking), checked_choice(choose)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
         self._norms: dict[int, float] = {}
 
     def choose(self, targets: Targets) -> Targets:
-        """Draw each tensor with probability beta and scale its radius by 1 / beta; at least one is drawn."""
+        """Draw tensors, and divide the radius of each by the probability that it is drawn."""
         if self.beta == 1:
             return targets
-        lots = torch.rand(len(targets), generator=self.generator).tolist()
+        draw = self.choice(len(targets), self.beta, self.generator)
         # a tensor whose norm is not known yet is taken for certain, so unscaled
-        new = [self.norm == "full" and n not in self._norms for n in targets.index]
-        picks = [i for i, lot in enumerate(lots) if new[i] or lot < self.beta]
-        if not picks:
-            picks = [int(torch.randint(len(targets), (), generator=self.generator))]
-        rho = [r if new[i] else r / self.beta for i, r in enumerate(targets.rho)]
-        return Targets(targets.weights, rho, targets.index).only(picks)
+        new = {i for i, n in enumerate(targets.index) if self.norm == "full" and n not in self._norms}
+        rho = [r if i in new else r / draw.probabilities[i] for i, r in enumerate(targets.rho)]
+        return Targets(targets.weights, rho, targets.index).only(sorted(new.union(draw.picks)))
 
     def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""

@@ -93,11 +93,13 @@ class ESAM:
             chosen, scale = [True] * len(g), 1.0
         else:
             lots = torch.rand(len(g), generator=self.generator)
-            first_step = not self.last_norm
-            chosen = [first_step or bool(lot < self.beta) for lot in lots]
-            scale = 1.0 if first_step else 1 / self.beta
+            chosen = [bool(lot < self.beta) for lot in lots]
             if not any(chosen):
                 chosen[int(torch.randint(len(g), (), generator=self.generator))] = True
+            first_step = not self.last_norm
+            if first_step:
+                chosen = [True] * len(g)
+            scale = 1.0 if first_step else 1 / self.beta
         if not self.last_norm:
             self.last_norm = [0.0] * len(g)
         for n in range(len(g)):
