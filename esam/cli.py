@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from esam.train.config import Config
+from esam.train.names import did_you_mean
 
 if TYPE_CHECKING:
     from esam.compare.plan import Comparison
@@ -60,6 +62,16 @@ class CompareOptions:
 
 
 @dataclass(frozen=True)
+class ModelsOptions:
+    """The models that --model can name, with their sizes."""
+
+
+@dataclass(frozen=True)
+class RecipesOptions:
+    """The recipes that `esam compare` and `esam train` can name."""
+
+
+@dataclass(frozen=True)
 class ReportOptions:
     """The records below a folder as one self-contained HTML page."""
 
@@ -82,11 +94,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if command not in COMMANDS:
-            from esam.train.names import did_you_mean
-
             raise ValueError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help")
         COMMANDS[command](arguments)
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"esam: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -104,20 +114,21 @@ def train(arguments: list[str]) -> None:
     from esam.measures import MEASURES
     from esam.train.runs import run
 
-    watch = None
+    watchers: list[Callable[[dict[str, Any]], None]] = [_print_epoch]
     if options.tensorboard:
         from esam.train.tensorboard import event_writer
 
-        watch = event_writer(options.out)
-    record = run(options.config, options.out, measures=MEASURES, watch=watch or _print_epoch)
+        watchers.append(event_writer(options.out))
+
+    def watch(metrics: dict[str, Any]) -> None:
+        for watcher in watchers:
+            watcher(metrics)
+
+    record = run(options.config, options.out, measures=MEASURES, watch=watch)
     assert record.end is not None, "a finished run has an end"
-    accuracy = record.end["test_accuracy"]
-    Console().print(
-        f"{record.name}: test accuracy {100 * accuracy['last']:.2f} % (best {100 * accuracy['best']:.2f} %), "
-        f"record in {options.out}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    last, best = (record.end["test_accuracy"][which] for which in ("last", "best"))
+    told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
+    Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
 
 
 def compare(arguments: list[str]) -> None:
@@ -133,12 +144,14 @@ def compare(arguments: list[str]) -> None:
     from esam.compare.plan import Comparison, plan
     from esam.report import write_report
 
-    settings = {**(recipe.settings if recipe else {}), **_settings(options.set)}
+    settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
+    for method, own in _settings(options.set).items():
+        settings[method] = {**settings.get(method, {}), **own}
     runs = plan(Comparison(options.config, options.methods, options.seeds, settings), options.out)
     console = Console()
     watch(Launcher(runs, jobs=options.jobs), console)
     show_results(runs, console)
-    console.print(f"report: {write_report(options.out)}", highlight=False, soft_wrap=True)
+    console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)
 
 
 def report(arguments: list[str]) -> None:
@@ -151,6 +164,7 @@ def report(arguments: list[str]) -> None:
 
 def models(arguments: list[str]) -> None:
     """``esam models``: what can be named."""
+    _parse("models", ModelsOptions, arguments)
     from esam.train.models import MODELS
 
     for name, model in MODELS.items():
@@ -159,6 +173,7 @@ def models(arguments: list[str]) -> None:
 
 def recipes(arguments: list[str]) -> None:
     """``esam recipes``: what can be named."""
+    _parse("recipes", RecipesOptions, arguments)
     from esam.recipes import RECIPES
 
     for name, recipe in RECIPES.items():
@@ -179,7 +194,6 @@ def _recipe(arguments: list[str]) -> Comparison | None:
     if not arguments or arguments[0].startswith("-"):
         return None
     from esam.recipes import RECIPES
-    from esam.train.names import did_you_mean
 
     name = arguments.pop(0)
     if name not in RECIPES:
@@ -195,7 +209,8 @@ def _settings(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         method, dot, rest = word.partition(".")
         name, equals, value = rest.partition("=")
         if not dot or not equals or name not in fields:
-            raise ValueError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}")
+            hint = did_you_mean(name, fields)
+            raise ValueError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}.{hint}")
         parsed = tyro.cli(Config, args=[f"--{name.replace('_', '-')}", value])
         settings.setdefault(method, {})[name] = getattr(parsed, name)
     return settings

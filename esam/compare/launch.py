@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,13 +24,13 @@ class Launcher:
     def __init__(self, runs: Sequence[PlannedRun], *, jobs: int = 1, poll: float = 0.5) -> None:
         if jobs < 1:
             raise ValueError(f"jobs must be 1 or more, got {jobs}")
-        self.runs, self.jobs, self.poll = list(runs), jobs, poll
+        self.runs, self.jobs, self.poll = list(dict.fromkeys(runs)), jobs, poll
 
     def __call__(self, watch: Callable[[], None] = lambda: None) -> None:
         """Run everything; ``watch`` is called between looks. Raises after the others have ended if a run failed."""
         waiting = [run for run in self.runs if not _finished(run)]
         going: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
-        failed: list[PlannedRun] = []
+        failed: list[str] = []
         try:
             while waiting or going:
                 while waiting and len(going) < self.jobs:
@@ -41,7 +42,7 @@ class Launcher:
                     if process.poll() is not None:
                         going.remove((run, process))
                         if process.returncode != 0:
-                            failed.append(run)
+                            failed.append(_complaint(run, process.returncode))
         finally:
             for _, process in going:
                 process.terminate()
@@ -49,7 +50,7 @@ class Launcher:
                 process.wait()
         watch()
         if failed:
-            raise RuntimeError("\n".join([f"{len(failed)} of {len(self.runs)} runs failed:", *map(_complaint, failed)]))
+            raise RuntimeError("\n".join([f"{len(failed)} of {len(self.runs)} runs failed:", *failed]))
 
 
 def _finished(run: PlannedRun) -> bool:
@@ -62,12 +63,14 @@ def _start(run: PlannedRun) -> subprocess.Popen[bytes]:
     environment = {**os.environ}
     if run.config.threads:
         environment["OMP_NUM_THREADS"] = str(run.config.threads)
-    with (run.folder / LOG_NAME).open("ab") as log:
+    with (run.folder / LOG_NAME).open("wb") as log:  # fresh: an old complaint must not stand for a new one
         command = [sys.executable, "-m", "esam.compare.worker", str(run.folder)]
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 
-def _complaint(run: PlannedRun) -> str:
+def _complaint(run: PlannedRun, code: int) -> str:
     lines = Path(run.folder / LOG_NAME).read_text(errors="replace").strip().splitlines()
     message = lines[-1] if lines else "no message"
+    if code < 0:
+        message = f"ended by {signal.Signals(-code).name}"
     return f"  {run.config.method}, seed {run.config.seed}: {message} ({run.folder / LOG_NAME})"

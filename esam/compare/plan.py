@@ -47,21 +47,30 @@ class Comparison:
 
 def plan(comparison: Comparison, folder: str | Path) -> list[PlannedRun]:
     """Return one run for each seed and method, seed by seed, so that whole comparisons come first."""
-    from esam.optim import METHODS  # here: reading a plan must not wait for torch
-
-    names = ["sgd", *METHODS]
-    for method in (*comparison.methods, *comparison.settings):
-        if method not in names:
-            raise ValueError(f"unknown method {method!r}.{did_you_mean(method, names)} There are: {', '.join(names)}")
     if not comparison.methods or not comparison.seeds:
         raise ValueError(f"a comparison needs methods and seeds, got {comparison.methods} and {comparison.seeds}")
+    methods = dict.fromkeys((*comparison.methods, *comparison.settings))
+    own = {method: _own_settings(method, comparison.settings.get(method, {})) for method in methods}
     runs = []
     for seed in comparison.seeds:
         for method in comparison.methods:
-            own = dict(comparison.settings.get(method, {}))
-            if method == "sgd":  # nothing of the base depends on these: runs that are the same are shared
-                own |= {"rho": None, "beta": None, "gamma": None, "ranking": None, "m": None}
-            config = dataclasses.replace(comparison.config, method=method, seed=seed, **own)
+            config = dataclasses.replace(comparison.config, method=method, seed=seed, **own[method])
             name = f"{method}-seed{seed}-{config_id(config.given())}"
             runs.append(PlannedRun(config, Path(folder) / name))
-    return runs
+    return list(dict.fromkeys(runs))
+
+
+def _own_settings(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs for a method: what is given for it by name, and None for common settings that are not its."""
+    from esam.optim import METHODS  # here: reading a plan must not wait for torch
+    from esam.train.runs import METHOD_SETTINGS, settings_of
+
+    taken = settings_of(method)
+    known = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", *METHOD_SETTINGS} | {*taken}
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{method} has no setting {name!r} of its own.{did_you_mean(name, known)}")
+    # SAM has no gamma, and esam-swp is ESAM with gamma = 1; equal runs are shared, so what means nothing is dropped
+    fixed = METHODS[method].settings if method in METHODS else {}
+    dropped = [name for name in METHOD_SETTINGS if name not in taken or name in fixed]
+    return {**dict.fromkeys(dropped), **given}

@@ -6,18 +6,17 @@ import errno
 import io
 import os
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .record import write_atomically
-
 
 class Checkpoint:
     """The newest complete state of a run in a folder, and the one before it.
 
-    A state is written beside the old one and then renamed over it, so a kill at any moment leaves a complete file.
+    A state is written beside the old one and then takes its name, so a kill at any moment leaves a complete file.
     Files are read with ``weights_only``: nothing in them can run code.
     """
 
@@ -33,7 +32,10 @@ class Checkpoint:
         self.folder.mkdir(parents=True, exist_ok=True)
         written = self.folder / "checkpoint.new.pt"
         try:
-            write_atomically(written, buffer.getvalue())
+            with written.open("wb") as file:
+                file.write(buffer.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
         except OSError as error:
             written.unlink(missing_ok=True)
             if error.errno == errno.ENOSPC:
@@ -47,15 +49,26 @@ class Checkpoint:
         os.replace(written, self.path)
 
     def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """Return the newest state that is whole, None if there is none; a damaged file is reported and passed over."""
-        for path in (self.path, self.previous):
-            if not path.exists():
-                continue
+        """Return the newest state that is whole, None if there is none; a damaged file is reported and set aside."""
+        damaged = []
+        for path in filter(Path.exists, (self.path, self.previous)):
             try:
+                _check_sums(path)
                 state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-                return state
             except Exception as error:  # torch raises many kinds for a truncated or foreign file
                 warnings.warn(f"{path} cannot be read ({error}); going back to the checkpoint before it", stacklevel=2)
-        if self.path.exists() or self.previous.exists():
+                damaged.append(path)
+                continue
+            for broken in damaged:  # left there, the next save would put it in the place of the good one
+                os.replace(broken, broken.with_suffix(".damaged"))
+            return state
+        if damaged:
             raise ValueError(f"no checkpoint in {self.folder} can be read; delete the folder to start the run again")
         return None
+
+
+def _check_sums(path: Path) -> None:
+    """Compare the file with its own checksums, which torch writes but does not read."""
+    with zipfile.ZipFile(path) as archive:
+        if damaged := archive.testzip():
+            raise ValueError(f"{damaged} fails its checksum")

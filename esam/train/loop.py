@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sized
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,11 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esam.optim import SAM, SharpnessAware
+from esam.optim.randomness import random_state, replayed
 
 from .checkpoint import Checkpoint
+from .names import did_you_mean
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -92,35 +94,43 @@ def fit(
         budget: Stop after this many seconds of training, whatever ``epochs`` says.
         evaluate_every: How often to evaluate, in epochs.
         precision: float32, bf16 (autocast) or fp16 (autocast and a ``GradScaler``).
-        checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit.
+        checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit:
+            torch's random numbers and a DataLoader's own generator go on where they were.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
     """
     if epochs < 0 or (budget is not None and budget <= 0):
         raise ValueError(f"epochs must be >= 0 and budget None or > 0 seconds, got {epochs} and {budget}")
+    if evaluate_every < 1:
+        raise ValueError(f"evaluate_every must be 1 epoch or more, got {evaluate_every}")
     if precision not in PRECISIONS:
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
-    # rho = 0 is the base optimizer bit for bit, so one loop serves all
-    stepper = optimizer if isinstance(optimizer, SharpnessAware) else SAM(optimizer, model, rho=0.0)
+        hint = did_you_mean(precision, PRECISIONS)
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.{hint}")
+    if isinstance(schedule, ReduceLROnPlateau):
+        raise ValueError(
+            "ReduceLROnPlateau wants a loss and fit's schedules take none; leave schedule out and call "
+            'scheduler.step(metrics["test_loss"]) in on_epoch'
+        )
     device = next(model.parameters()).device
     scaler = GradScaler(device.type) if precision == "fp16" else None
-    for group in stepper.param_groups:
-        group.setdefault("initial_lr", group["lr"])
-    parts = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
-    stateful = {k: v for k, v in parts.items() if hasattr(v, "state_dict")}
-    progress = _resumed(checkpoint, stateful, device)
-    while progress.epoch < epochs and (budget is None or progress.seconds < budget):
-        metrics = _train_epoch(model, stepper, train, progress, epochs, loss, schedule, budget, precision, scaler)
-        if isinstance(schedule, LRScheduler):
-            schedule.step()
-        over = progress.epoch >= epochs or (budget is not None and progress.seconds >= budget)
-        if test is not None and (over or progress.epoch % evaluate_every == 0):
-            metrics |= evaluate(model, test, loss, precision=precision)
-            progress.best = max(progress.best, metrics["test_accuracy"])
-        if on_epoch is not None:
-            on_epoch(metrics)
-        if checkpoint is not None:
-            states = {name: part.state_dict() for name, part in stateful.items()}
-            checkpoint.save({**states, "progress": asdict(progress), "random": _random_state(device)})
+    with _sharpness_aware(optimizer, model) as stepper:
+        for group in stepper.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        parts = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
+        stateful = {k: v for k, v in parts.items() if hasattr(v, "state_dict")}
+        progress = _resumed(checkpoint, stateful, device, train)
+        while progress.epoch < epochs and (budget is None or progress.seconds < budget):
+            metrics = _train_epoch(model, stepper, train, progress, epochs, loss, schedule, budget, precision, scaler)
+            if isinstance(schedule, LRScheduler):
+                schedule.step()
+            over = progress.epoch >= epochs or (budget is not None and progress.seconds >= budget)
+            if test is not None and (over or progress.epoch % evaluate_every == 0):
+                metrics |= evaluate(model, test, loss, precision=precision)
+                progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
+            if on_epoch is not None:
+                on_epoch(metrics)
+            if checkpoint is not None:
+                states = {name: part.state_dict() for name, part in stateful.items()}
+                checkpoint.save({**states, "progress": asdict(progress), "random": _random_state(device, train)})
     return progress
 
 
@@ -128,25 +138,32 @@ def fit(
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], loss: Loss = per_sample_cross_entropy, *, precision: str = "float32"
 ) -> dict[str, float]:
-    """Return test loss and accuracy in eval mode; the model's modes come back as they were."""
+    """Return test loss and, where the targets are classes, accuracy.
+
+    In eval mode; the model's modes and the random stream come back as they were.
+    """
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
     device = next(model.parameters()).device
-    total, correct, count = 0.0, 0, 0
+    total, correct, count, labels = 0.0, 0, 0, 0
     try:
-        for x, y in batches:
-            x, y = x.to(device), y.to(device)
-            with _autocast(device, precision):
-                outputs = model(x)
-                total += float(loss(outputs, y).sum())
-            correct += int((outputs.argmax(1) == y).sum())
-            count += len(y)
+        # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
+        with replayed(random_state([] if device.type == "cpu" else [device])):
+            for x, y in batches:
+                x, y = x.to(device), y.to(device)
+                with _autocast(device, precision):
+                    outputs = model(x)
+                    total += float(loss(outputs, y).sum())
+                if outputs.dim() == y.dim() + 1 and not y.is_floating_point():
+                    correct += int((outputs.argmax(1) == y).sum())
+                    labels += y.numel()
+                count += len(y)
     finally:
         for module, training in modes:
             module.training = training
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
-    return {"test_loss": total / count, "test_accuracy": correct / count}
+    return {"test_loss": total / count, **({"test_accuracy": correct / labels} if labels else {})}
 
 
 def _train_epoch(
@@ -164,7 +181,7 @@ def _train_epoch(
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device = next(model.parameters()).device
     batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else iter(train)
-    steps = len(train) if isinstance(train, Sized) else None
+    steps = _length(train)
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
     losses: list[Tensor] = []
@@ -175,7 +192,7 @@ def _train_epoch(
         if budget is not None and spent >= budget:
             break
         if callable(schedule):
-            done = spent / budget if budget else (progress.epoch + number / steps) / epochs if steps else 0.0
+            done = spent / budget if budget else (progress.epoch + (number / steps if steps else 0)) / epochs
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * schedule(done)
         x, y = x.to(device), y.to(device)
@@ -192,19 +209,23 @@ def _train_epoch(
         if scaler is not None:
             scaler.update()
         sizes.append(len(y))
+    else:
+        if not sizes:
+            raise ValueError(
+                f"train gave no batch in epoch {progress.epoch + 1}; an iterator can be gone through only once: pass "
+                "something that starts anew each epoch, such as a list or a DataLoader"
+            )
     images = sum(sizes)
-    mean = (
-        float(torch.stack(losses) @ torch.tensor(sizes, dtype=losses[0].dtype, device=device)) / images
-        if images
-        else 0.0
-    )
+    values = torch.stack(losses).tolist() if losses else []
+    mean = sum(value * size for value, size in zip(values, sizes, strict=True)) / images if images else math.nan
+    share = len(sizes) / steps if steps else 1.0  # below 1 where the budget ended the epoch
     seconds = time.perf_counter() - started
     progress.epoch += 1
     progress.seconds += seconds
     progress.cpu_seconds += time.process_time() - cpu_started
     progress.images += images
-    progress.forwards += samples["forward"] / max(images, 1)
-    progress.backwards += samples["backward"] / max(images, 1)
+    progress.forwards += share * samples["forward"] / max(images, 1)
+    progress.backwards += share * samples["backward"] / max(images, 1)
     return {
         "epoch": progress.epoch,
         "lr": optimizer.param_groups[0]["lr"],
@@ -222,20 +243,62 @@ def _autocast(device: torch.device, precision: str) -> AbstractContextManager[An
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def _resumed(checkpoint: Checkpoint | None, stateful: dict[str, Any], device: torch.device) -> Progress:
+def _length(train: Epochs | Iterable[Batch]) -> int | None:
+    try:
+        return len(train)  # type: ignore[arg-type]
+    except TypeError:  # a DataLoader of an endless or unsized stream has __len__, and raises in it
+        return None
+
+
+@contextmanager
+def _sharpness_aware(optimizer: Optimizer, model: nn.Module) -> Iterator[SharpnessAware]:
+    """Give the optimizer; a plain one under SAM with rho = 0, which is the base bit for bit, so one loop serves all."""
+    if isinstance(optimizer, SharpnessAware):
+        yield optimizer
+        return
+    # the groups are the caller's: he may have wrapped the optimizer already, or may do so later with a rho of his own
+    keys: tuple[str, ...] = ("rho", "perturb")
+    found = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["rho"] = 0.0
+    try:
+        yield SAM(optimizer, model, rho=0.0)
+    finally:
+        for group, own in zip(optimizer.param_groups, found, strict=True):
+            del group["rho"], group["perturb"]
+            group.update(own)
+
+
+def _resumed(
+    checkpoint: Checkpoint | None, stateful: dict[str, Any], device: torch.device, train: Epochs | Iterable[Batch]
+) -> Progress:
     state = None if checkpoint is None else checkpoint.load(device)
-    if state is None:
+    if checkpoint is None or state is None:
         return Progress()
     for name, part in stateful.items():
+        if name not in state:
+            raise ValueError(
+                f"{checkpoint.folder} was saved by a run without a {name}; resume with what that run had, or choose "
+                "another folder"
+            )
         part.load_state_dict(state[name])
-    torch.set_rng_state(state["random"]["cpu"].cpu())
+    random = state["random"]
+    torch.set_rng_state(random["cpu"].cpu())
     if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(state["random"]["device"].cpu(), device)
+        torch.get_device_module(device).set_rng_state(random["device"].cpu(), device)
+    for generator, value in zip(_generators(train), random.get("loader", []), strict=False):
+        generator.set_state(value.cpu())
     return Progress(**state["progress"])
 
 
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
+def _random_state(device: torch.device, train: Epochs | Iterable[Batch]) -> dict[str, Any]:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
     if device.type != "cpu":
         state["device"] = torch.get_device_module(device).get_rng_state(device)
-    return state
+    return {**state, "loader": [generator.get_state() for generator in _generators(train)]}
+
+
+def _generators(train: Epochs | Iterable[Batch]) -> list[torch.Generator]:
+    """Give the generators that a DataLoader and its sampler draw from instead of the global one."""
+    found = [getattr(owner, "generator", None) for owner in (train, getattr(train, "sampler", None))]
+    return [generator for generator in found if isinstance(generator, torch.Generator)]

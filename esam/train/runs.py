@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import resource
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from esam.optim import METHODS, SAM, SharpnessAware
 from .checkpoint import Checkpoint
 from .config import Config
 from .data import Batches, Data, load_data
-from .loop import Progress, cosine, evaluate, fit
+from .loop import Progress, Schedule, cosine, evaluate, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
-from .record import RECORD_NAME, RecordWriter, RunRecord, read_record
+from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
+SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
+METHOD_SETTINGS = ("rho", "beta", "gamma", "ranking", "m")
 EVALUATION_BATCH = 500
 
 Measure = Callable[[nn.Module, Data, torch.device], Any]
@@ -33,15 +36,22 @@ def title(config: Config) -> str:
     return BASE_TITLES[config.optimizer] if config.method == "sgd" else METHODS[config.method].title
 
 
+def settings_of(method: str) -> list[str]:
+    """Return the settings of a configuration that a method takes; the base alone (sgd) takes none."""
+    names = ["sgd", *METHODS]
+    if method not in names:
+        raise ValueError(f"unknown method {method!r}.{did_you_mean(method, names)} There are: {', '.join(names)}")
+    taken = [] if method == "sgd" else inspect.signature(METHODS[method].build).parameters
+    return [name for name in METHOD_SETTINGS if name in taken]
+
+
 def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
     """Return the configured method around the configured base optimizer."""
-    if config.method != "sgd" and config.method not in METHODS:
-        names = ["sgd", *METHODS]
-        raise ValueError(
-            f"unknown method {config.method!r}.{did_you_mean(config.method, names)} There are: {', '.join(names)}"
-        )
-    if config.optimizer not in BASE_TITLES:
-        raise ValueError(f"optimizer must be one of {', '.join(BASE_TITLES)}, got {config.optimizer!r}")
+    taken = settings_of(config.method)
+    for name in config.method_settings():
+        if config.method != "sgd" and name not in taken:
+            raise ValueError(f"{config.method} takes no {name}; it takes {', '.join(taken)}")
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
     base: Optimizer
     if config.optimizer == "sgd":
         base = torch.optim.SGD(
@@ -70,10 +80,14 @@ def run(
     path = folder / RECORD_NAME
     if path.exists():
         record = read_record(path)
-        if Config.from_json(record.config) != config:
+        if Config.from_json(record.config) == config:
+            if record.finished:
+                return record
+        elif record.epochs or record.finished:
             raise ValueError(f"{folder} holds another run: its configuration differs; choose another folder")
-        if record.finished:
-            return record
+        else:
+            path.unlink()  # it failed before its first epoch, and must not be in the way of the next try
+    _check_choice("schedule", config.schedule, SCHEDULES)
     if config.threads:
         torch.set_num_threads(config.threads)
     device = chosen_device(config.device)
@@ -105,7 +119,7 @@ def run(
         train,
         test,
         epochs=config.epochs if config.budget is None else sys.maxsize,
-        schedule=cosine if config.schedule == "cosine" else None,
+        schedule=SCHEDULES[config.schedule],
         budget=config.budget,
         precision=config.precision,
         evaluate_every=config.evaluate_every,
@@ -149,9 +163,17 @@ def batches_of(
 
 def chosen_device(name: str) -> torch.device:
     """Return the device of that name; ``auto``: an accelerator if there is one."""
-    if name != "auto":
-        return torch.device(name)
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must be auto, cpu or one that torch finds here, got {name!r} ({error})") from error
+
+
+def _check_choice(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
 
 
 def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.device) -> RecordWriter:
@@ -161,7 +183,7 @@ def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.de
     if state is not None:
         raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
     first = {"name": title(config), "method": config.method, "seed": config.seed, "config": config.as_json()}
-    return RecordWriter.create(path, first)
+    return RecordWriter.create(path, {**first, "environment": environment(str(device))})
 
 
 def _results(

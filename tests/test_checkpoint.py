@@ -1,0 +1,362 @@
+"""Does a run that was interrupted, cut short or damaged end exactly as one that was left alone?"""
+
+import errno
+import os
+import pickle
+import resource
+import signal
+
+import pytest
+import torch
+from conftest import mlp, normalised
+from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+from esam import METHODS
+from esam.train import Checkpoint, cosine, fit
+
+EPOCHS = 4
+TIMES = {"seconds", "train_seconds"}
+
+
+class Interrupted(Exception):
+    pass
+
+
+def samples(dtype):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 6, generator=generator, dtype=dtype)
+    return TensorDataset(x, torch.randint(0, 3, (40,), generator=generator))
+
+
+class Run:
+    """Everything that one start of a program builds; `go` trains it, and interrupts it where it is told to."""
+
+    def __init__(self, folder, method="sgd", schedule="cosine", precision="float32", order="global", seed=0):
+        fp16 = precision == "fp16"
+        self.precision, dtype = precision, torch.float32 if fp16 else torch.float64
+        torch.manual_seed(seed)
+        self.model = (mlp if fp16 else normalised)(dtype)
+        base = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
+        settings = {"k": 3} if method == "looksam" else {"seed": seed}
+        self.optimizer = base if method == "sgd" else METHODS[method](base, self.model, **settings)
+        schedulers = {
+            "cosine": lambda: cosine,
+            "torch": lambda: CosineAnnealingLR(self.optimizer, EPOCHS),
+            "milestones": lambda: MultiStepLR(self.optimizer, [1, 3], gamma=0.5),
+            "one cycle": lambda: OneCycleLR(self.optimizer, 0.2, total_steps=EPOCHS + 1),
+        }
+        self.schedule = schedulers[schedule]()
+        data = samples(dtype)
+        own = torch.Generator().manual_seed(seed + 5)
+        self.train = {
+            "global": lambda: DataLoader(data, batch_size=8, shuffle=True),
+            "loader's own": lambda: DataLoader(data, batch_size=8, shuffle=True, generator=own),
+            "sampler's own": lambda: DataLoader(data, batch_size=8, sampler=RandomSampler(data, generator=own)),
+        }[order]()
+        self.test = DataLoader(data, batch_size=16)
+        self.checkpoint = Checkpoint(folder)
+        self.metrics = []
+
+    def go(self, *, epochs=EPOCHS, stop_after=None, fail_in=None):
+        calls = 0
+
+        def loss(outputs, targets):
+            nonlocal calls
+            calls += torch.is_grad_enabled()
+            if calls == fail_in:
+                raise Interrupted
+            return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+        def on_epoch(metrics):
+            if metrics["epoch"] == stop_after:
+                raise Interrupted  # the epoch is trained, its checkpoint is not written yet
+            self.metrics.append({k: v for k, v in metrics.items() if k not in TIMES})
+
+        fit(
+            self.model,
+            self.optimizer,
+            self.train,
+            self.test,
+            epochs=epochs,
+            loss=loss,
+            schedule=self.schedule,
+            precision=self.precision,
+            checkpoint=self.checkpoint,
+            on_epoch=on_epoch,
+        )
+        return self
+
+    def stop(self, epoch):
+        """Train until that many epochs are saved, and no further: the schedule is still that of the whole run."""
+        with pytest.raises(Interrupted):
+            self.go(stop_after=epoch + 1)
+
+    def end(self):
+        """Everything that is saved at the end, without the times."""
+        state = self.checkpoint.load()
+        progress = {k: v for k, v in state["progress"].items() if k not in ("seconds", "cpu_seconds")}
+        return {**state, "progress": progress}
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def assert_resumes(folder, interruptions, **settings):
+    """Interrupt a run in these ways one after the other, let it end, and compare with one that was left alone."""
+    alone = Run(folder / "alone", **settings).go()
+    metrics = {}
+    for interruption in [*interruptions, {}]:
+        run = Run(folder / "disturbed", **settings)
+        if interruption:
+            with pytest.raises(Interrupted):
+                run.go(**interruption)
+        else:
+            run.go()
+        metrics |= {m["epoch"]: m for m in run.metrics}  # a later line takes the place of the same epoch's earlier one
+    assert same(run.model.state_dict(), alone.model.state_dict())
+    assert same(run.end(), alone.end())
+    assert list(metrics.values()) == alone.metrics
+
+
+# Interrupted ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
+@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
+def test_a_run_interrupted_after_any_epoch_ends_bit_for_bit_as_if_left_alone(tmp_path, method, epoch):
+    assert_resumes(tmp_path, [{"stop_after": epoch}], method=method)
+
+
+@pytest.mark.parametrize("call", [1, 2, 13, 26])
+@pytest.mark.parametrize("method", ["sam", "esam", "looksam"])
+def test_a_run_whose_loss_raises_in_any_pass_ends_bit_for_bit_as_if_left_alone(tmp_path, method, call):
+    assert_resumes(tmp_path, [{"fail_in": call}], method=method)
+
+
+@pytest.mark.parametrize("method", ["sgd", "asam", "esam-swp", "esam-sds", "looksam"])
+def test_a_run_interrupted_again_and_again_ends_bit_for_bit_as_if_left_alone(tmp_path, method):
+    stops = [{"stop_after": 1}, {"fail_in": 7}, {"stop_after": 2}, {"stop_after": 3}, {"fail_in": 4}]
+    assert_resumes(tmp_path, stops, method=method)
+
+
+@pytest.mark.parametrize("schedule", ["torch", "milestones", "one cycle"])
+@pytest.mark.parametrize("method", ["sgd", "esam"])
+def test_a_torch_scheduler_goes_on_where_it_was(tmp_path, method, schedule):
+    assert_resumes(tmp_path, [{"stop_after": 2}, {"fail_in": 9}], method=method, schedule=schedule)
+
+
+@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
+def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path, method):
+    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 4}], method=method, precision="fp16")
+
+
+@pytest.mark.parametrize("order", ["loader's own", "sampler's own"])
+def test_a_generator_of_the_loaders_own_goes_on_where_it_was(tmp_path, order):
+    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 4}], order=order)
+
+
+@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
+def test_the_checkpoint_alone_decides_how_a_run_goes_on(tmp_path, method):
+    alone = Run(tmp_path / "alone", method, order="loader's own").go()
+    Run(tmp_path / "run", method, order="loader's own").stop(2)
+    other = Run(tmp_path / "run", method, order="loader's own", seed=99).go()  # other weights, order, masks and rates
+    assert same(other.model.state_dict(), alone.model.state_dict())
+    assert same(other.end(), alone.end())
+
+
+def test_more_epochs_continue_a_run_that_had_ended(tmp_path):
+    Run(tmp_path / "run", schedule="torch").go(epochs=2)
+    longer = Run(tmp_path / "run", schedule="torch").go()
+    alone = Run(tmp_path / "alone", schedule="torch").go()
+    assert [m["epoch"] for m in longer.metrics] == [3, 4]
+    assert same(longer.end(), alone.end())
+
+
+def test_a_run_that_had_ended_trains_no_more(tmp_path):
+    ended = Run(tmp_path, "esam").go()
+    again = Run(tmp_path, "esam").go()
+    assert again.metrics == [] and same(again.model.state_dict(), ended.model.state_dict())
+
+
+# Damaged -------------------------------------------------------------------------------------------------------------
+
+
+def cut(share):
+    return lambda data: data[: int(share * len(data))]
+
+
+def flip(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+DAMAGES = {
+    "emptied": cut(0),
+    "cut in half": cut(0.5),
+    "short of one byte": lambda data: data[:-1],
+    "zeros at the end": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
+    "one bit flipped": flip,
+    "something else": lambda data: b"not a checkpoint",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path, damage):
+    alone = Run(tmp_path / "alone", "esam").go()
+    Run(tmp_path / "run", "esam").stop(3)
+    path = Checkpoint(tmp_path / "run").path
+    path.write_bytes(DAMAGES[damage](path.read_bytes()))
+    run = Run(tmp_path / "run", "esam")
+    with pytest.warns(UserWarning, match=r"checkpoint.pt cannot be read .*; going back to the checkpoint before it"):
+        run.go()
+    assert [m["epoch"] for m in run.metrics] == [3, 4]
+    assert same(run.end(), alone.end())
+
+
+def test_a_damaged_checkpoint_never_takes_the_place_of_the_good_one(tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    for number in (1, 2):
+        checkpoint.save({"number": number})
+    checkpoint.path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert checkpoint.load() == {"number": 1}
+    checkpoint.save({"number": 3})
+    assert torch.load(checkpoint.previous, weights_only=True) == {"number": 1}
+    checkpoint.path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="cannot be read"):
+        assert checkpoint.load() == {"number": 1}
+
+
+def test_two_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
+    Run(tmp_path).go(epochs=2)
+    checkpoint = Checkpoint(tmp_path)
+    for path in (checkpoint.path, checkpoint.previous):
+        path.write_bytes(b"")
+    for _ in range(2):  # and stays one: nothing starts anew behind the user's back
+        with (
+            pytest.warns(UserWarning, match="cannot be read"),
+            pytest.raises(
+                ValueError, match="no checkpoint in .* can be read; delete the folder to start the run again"
+            ),
+        ):
+            Run(tmp_path).go()
+
+
+def test_a_checkpoint_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path):
+    marker = tmp_path / "ran"
+
+    class Bomb:
+        def __reduce__(self):
+            return os.mkdir, (str(marker),)
+
+    checkpoint = Checkpoint(tmp_path)
+    torch.save({"model": Bomb()}, checkpoint.path)
+    checkpoint.previous.write_bytes(pickle.dumps(Bomb()))
+    with pytest.warns(UserWarning, match="cannot be read"), pytest.raises(ValueError, match="can be read"):
+        checkpoint.load()
+    assert not marker.exists()
+    torch.load(checkpoint.path, weights_only=False)  # the trap is a real one
+    assert marker.exists()
+
+
+# Writing -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_a_checkpoint_holds_no_state(tmp_path):
+    assert Checkpoint(tmp_path / "nowhere").load() is None
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_the_last_state_and_the_one_before_it_are_kept_and_nothing_else(tmp_path):
+    checkpoint = Checkpoint(tmp_path / "new" / "folder")
+    for number in range(4):
+        checkpoint.save({"number": number})
+    assert checkpoint.load() == {"number": 3}
+    assert torch.load(checkpoint.previous, weights_only=True) == {"number": 2}
+    assert sorted(p.name for p in checkpoint.folder.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+def test_a_full_disk_is_explained_and_keeps_what_was_there(tmp_path, monkeypatch):
+    alone = Run(tmp_path / "alone", "esam").go()
+    Run(tmp_path / "run", "esam").stop(2)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="the disk is full; the last good checkpoint is kept") as error:
+            Run(tmp_path / "run", "esam").go()
+    assert error.value.errno == errno.ENOSPC
+    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
+    assert same(Run(tmp_path / "run", "esam").go().end(), alone.end())
+
+
+def test_a_write_that_the_system_cuts_short_keeps_what_was_there(tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save({"number": 1})
+    limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        with pytest.raises(OSError):
+            checkpoint.save({"number": 2, "weights": torch.zeros(100_000)})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert checkpoint.load() == {"number": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_a_kill_between_the_renames_loses_one_epoch_at_most(tmp_path, monkeypatch, renames):
+    alone = Run(tmp_path / "alone", "esam").go()
+    Run(tmp_path / "run", "esam").stop(2)
+    done, replace = [], os.replace
+
+    def killed(source, target):
+        if len(done) == renames:
+            raise Interrupted
+        done.append(target)
+        replace(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(Interrupted):
+            Run(tmp_path / "run", "esam").go()
+    again = Run(tmp_path / "run", "esam").go()
+    assert [m["epoch"] for m in again.metrics] == [3, 4]
+    assert same(again.end(), alone.end())
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+def test_a_half_written_state_is_never_read(tmp_path):
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save({"number": 1})
+    (tmp_path / "checkpoint.new.pt").write_bytes(b"half")  # what a kill while writing leaves behind
+    assert checkpoint.load() == {"number": 1}
+    checkpoint.save({"number": 2})
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+# Another run's checkpoint --------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_without_a_part_that_is_needed_is_refused_with_its_name(tmp_path):
+    Run(tmp_path, schedule="cosine").go(epochs=1)
+    with pytest.raises(ValueError, match="saved by a run without a schedule; resume with what that run had"):
+        Run(tmp_path, schedule="torch").go()
+
+
+def test_a_checkpoint_of_another_method_is_refused(tmp_path):
+    Run(tmp_path, "sam").go(epochs=1)
+    with pytest.raises(ValueError, match="saved by SAM, not ESAM"):
+        Run(tmp_path, "esam").go()

@@ -1,0 +1,432 @@
+"""Does fit train exactly as a loop written by hand, and count, schedule and evaluate as it says?"""
+
+import math
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import mlp, normalised
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+
+from esam import ESAM, METHODS, SAM
+from esam.train import cosine, evaluate, fit, loop
+from esam.train.loop import per_sample_cross_entropy
+
+
+def samples(count=40, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(count, 6, generator=generator, dtype=dtype)
+    return TensorDataset(x, torch.randint(0, 3, (count,), generator=generator))
+
+
+def batches(count=40, size=8, dtype=torch.float64):
+    """The samples in order: a plain list, which is an iterable too."""
+    x, y = samples(count, dtype).tensors
+    return list(zip(x.split(size), y.split(size), strict=True))
+
+
+def built(build=normalised, dtype=torch.float64, seed=0):
+    torch.manual_seed(seed)
+    return build(dtype)
+
+
+def sgd(model, lr=0.1):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-3)
+
+
+def same(one, other):
+    """Whether two state dictionaries hold the same keys and the same bits."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+# A user's own model, data and loss -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("build", [sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)])
+def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand(build):
+    model, twin = built(), built()
+    optimizer, base = build(model), build(twin)
+
+    torch.manual_seed(7)  # shuffling and dropout draw from torch's own stream
+    fit(model, optimizer, DataLoader(samples(), batch_size=8, shuffle=True), epochs=3)
+
+    torch.manual_seed(7)
+    loader = DataLoader(samples(), batch_size=8, shuffle=True)
+    twin.train()
+    for _ in range(3):
+        for x, y in loader:
+            base.zero_grad()
+            F.cross_entropy(twin(x), y, reduction="none").mean().backward()
+            base.step()
+
+    assert same(model.state_dict(), twin.state_dict())
+    assert same(optimizer.state_dict()["state"], base.state_dict()["state"])
+
+
+def test_esam_trains_bit_for_bit_as_in_a_loop_written_by_hand():
+    model, twin = built(), built()
+    fit(model, ESAM(sgd(model), model, rho=0.1, seed=3), batches(), epochs=3)
+
+    torch.manual_seed(0)
+    twin = normalised()
+    optimizer = ESAM(sgd(twin), twin, rho=0.1, seed=3)
+    for _ in range(3):
+        for x, y in batches():
+            optimizer.step(lambda keep, x=x, y=y: F.cross_entropy(twin(x[keep]), y[keep], reduction="none"))
+
+    assert same(model.state_dict(), twin.state_dict())
+
+
+@pytest.mark.parametrize("shape", [(40, 1), (40,)])
+def test_a_loss_of_the_users_own_on_targets_that_are_no_classes(shape):
+    x = samples().tensors[0]
+    y = x.sum(1).reshape(shape)
+    model, twin = (nn.Sequential(built(lambda dtype: nn.Linear(6, 1, dtype=dtype))) for _ in range(2))
+    if len(shape) == 1:
+        model.append(nn.Flatten(0)), twin.append(nn.Flatten(0))
+    squared = lambda outputs, targets: (outputs - targets).square().flatten()  # noqa: E731
+    seen = []
+    fit(model, sgd(model, 0.01), [(x, y)], [(x, y)], epochs=2, loss=squared, on_epoch=seen.append)
+
+    base = sgd(twin, 0.01)
+    for _ in range(2):
+        base.zero_grad()
+        squared(twin(x), y).mean().backward()
+        base.step()
+    assert same(model.state_dict(), twin.state_dict())
+    assert seen[-1]["test_loss"] == pytest.approx(squared(twin(x), y).mean().item(), rel=1e-12)
+    assert "test_accuracy" not in seen[-1]  # nothing to count
+
+
+def test_a_plain_optimizer_comes_back_without_anything_of_sam():
+    model = built()
+    base = sgd(model)
+    before = base.param_groups[0].keys() | {"initial_lr"}
+    fit(model, base, batches(), epochs=1)
+    assert base.param_groups[0].keys() == before
+    assert SAM(base, model, rho=0.2).param_groups[0]["rho"] == 0.2  # and can be wrapped afterwards
+
+
+def test_a_base_that_sam_wraps_elsewhere_still_trains_as_it_is():
+    model, twin = built(), built()
+    base, plain = sgd(model), sgd(twin)
+    wrapped = SAM(base, model, rho=0.5)
+    torch.manual_seed(7)
+    fit(model, base, batches(), epochs=2)
+    torch.manual_seed(7)
+    fit(twin, plain, batches(), epochs=2)
+    assert same(model.state_dict(), twin.state_dict())
+    assert wrapped.param_groups[0]["rho"] == 0.5
+
+
+def test_fp16_trains_bit_for_bit_as_autocast_and_a_scaler_by_hand():
+    data = batches(dtype=torch.float32)
+    model, twin = built(mlp, torch.float32), built(mlp, torch.float32)
+    fit(model, sgd(model), data, epochs=2, precision="fp16")
+
+    base, scaler = sgd(twin), GradScaler("cpu")
+    for x, y in data * 2:
+        base.zero_grad()
+        with torch.autocast("cpu", dtype=torch.float16):
+            losses = F.cross_entropy(twin(x), y, reduction="none")
+        scaler.scale(losses.mean()).backward()
+        scaler.step(base)
+        scaler.update()
+    assert same(model.state_dict(), twin.state_dict())
+
+
+BF16 = """
+import torch, torch.nn.functional as F
+from torch import nn
+from esam.train import fit
+x, y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
+nets = []
+for _ in range(2):
+    torch.manual_seed(0)
+    nets.append(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
+model, twin = nets
+fit(model, torch.optim.SGD(model.parameters(), lr=0.1), [(x, y)] * 3, epochs=1, precision="bf16")
+base = torch.optim.SGD(twin.parameters(), lr=0.1)
+for _ in range(3):
+    base.zero_grad()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        losses = F.cross_entropy(twin(x), y, reduction="none")
+    losses.mean().backward()
+    base.step()
+assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters()))
+"""
+
+
+def test_bf16_trains_bit_for_bit_as_autocast_by_hand():
+    done = subprocess.run([sys.executable, "-c", BF16], capture_output=True, text=True)
+    if done.returncode == -signal.SIGILL:
+        pytest.skip("oneDNN's bf16 kernels are an illegal instruction on this processor")
+    assert done.returncode == 0, done.stderr
+
+
+# Schedules and budgets -----------------------------------------------------------------------------------------------
+
+
+def rates(optimizer):
+    """The learning rate of each step that the optimizer will take."""
+    seen = []
+    optimizer.register_step_pre_hook(lambda base, *_: seen.append(base.param_groups[0]["lr"]))
+    return seen
+
+
+@pytest.mark.parametrize("method", ["sgd", "esam"])
+def test_the_cosine_is_taken_at_the_progress_of_each_step(method):
+    model = built(mlp)
+    optimizer = sgd(model) if method == "sgd" else ESAM(sgd(model), model)
+    seen = rates(optimizer)
+    fit(model, optimizer, batches(), epochs=2, schedule=cosine)
+    assert seen == [0.1 * (1 + math.cos(math.pi * step / 10)) / 2 for step in range(10)]
+
+
+def test_groups_keep_their_ratio_under_a_schedule():
+    model = built(mlp)
+    groups = [{"params": model[0].parameters(), "lr": 0.4}, {"params": model[2].parameters(), "lr": 0.1}]
+    optimizer = torch.optim.SGD(groups)
+    seen = []
+    optimizer.register_step_pre_hook(lambda base, *_: seen.append([g["lr"] for g in base.param_groups]))
+    fit(model, optimizer, batches(16), epochs=1, schedule=lambda progress: 1 - progress)
+    assert seen == [[0.4, 0.1], [0.2, 0.05]]
+
+
+def test_a_torch_scheduler_steps_after_each_epoch():
+    model = built(mlp)
+    optimizer = sgd(model)
+    seen, metrics = rates(optimizer), []
+    fit(model, optimizer, batches(16), epochs=3, schedule=ExponentialLR(optimizer, 0.5), on_epoch=metrics.append)
+    assert seen == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
+    assert [m["lr"] for m in metrics] == [0.1, 0.05, 0.025]  # the rate that the epoch was trained with
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(samples(16))
+
+
+def test_a_stream_without_a_length_is_scheduled_epoch_by_epoch():
+    model = built(mlp)
+    optimizer = sgd(model)
+    seen = rates(optimizer)
+    done = fit(model, optimizer, DataLoader(Stream(), batch_size=8), epochs=2, schedule=cosine)
+    assert seen == [0.1, 0.1, 0.05, 0.05]
+    assert done.forwards == 2.0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that moves on by a second whenever somebody looks at it."""
+    now = iter(range(10**6))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(now), process_time=lambda: 0.0))
+
+
+def test_a_budget_ends_the_run_in_the_middle_of_an_epoch(clock):
+    model = built(mlp)
+    optimizer = sgd(model)
+    seen, metrics = rates(optimizer), []
+    done = fit(model, optimizer, batches(), epochs=10**9, schedule=cosine, budget=9, on_epoch=metrics.append)
+    # an epoch looks at the clock when it starts, before each of its 5 batches, and at its end: 6 s. The second one
+    # meets 7 and 8 s, trains, and stops at 9
+    assert [m["seconds"] for m in metrics] == [6, 10]
+    assert [m["images"] for m in metrics] == [40, 16]
+    assert seen == [0.1 * (1 + math.cos(math.pi * s / 9)) / 2 for s in (1, 2, 3, 4, 5, 7, 8)]
+    assert (done.forwards, done.backwards, done.images) == (1.4, 1.4, 56)  # 2 of 5 batches are not a pass
+
+
+def test_a_budget_that_ends_before_the_first_batch_of_an_epoch_reports_no_loss(clock):
+    model = built(mlp)
+    metrics = []
+    fit(model, sgd(model), batches(), epochs=10**9, budget=6.5, on_epoch=metrics.append)
+    assert [m["images"] for m in metrics] == [40, 0]
+    assert math.isnan(metrics[-1]["train_loss"]) and metrics[-1]["forwards"] == 1.0
+
+
+def test_the_epochs_end_a_run_whose_budget_is_not_spent(clock):
+    model = built(mlp)
+    assert fit(model, sgd(model), batches(), epochs=1, budget=1e6).epoch == 1
+
+
+# What is counted and reported ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "forwards", "backwards"),
+    [
+        ("sgd", {}, 1, 1),
+        ("sam", {}, 2, 2),
+        ("sam", {"m": 4}, 2, 2),
+        ("esam", {"gamma": 0.5}, 2.5, 1.5),  # first pass, ranking pass without a graph, half a second pass
+        ("esam", {"gamma": 0.25}, 2.25, 1.25),
+        ("esam", {"gamma": 0.5, "ranking": "loss"}, 1.5, 1.5),
+        ("esam-swp", {}, 2, 2),
+        ("esam-sds", {}, 2.5, 1.5),
+        ("looksam", {"k": 5}, 1.2, 1.2),  # one step in five takes two passes
+    ],
+)
+def test_passes_are_counted_in_passes_over_the_data(method, settings, forwards, backwards):
+    model = built(mlp)
+    optimizer = sgd(model) if method == "sgd" else METHODS[method](sgd(model), model, **settings)
+    metrics = []
+    done = fit(model, optimizer, batches(), epochs=2, on_epoch=metrics.append)
+    assert (done.forwards, done.backwards) == (pytest.approx(2 * forwards), pytest.approx(2 * backwards))
+    assert metrics[0]["forwards"] == pytest.approx(forwards)
+    assert (done.images, metrics[0]["images"]) == (80, 40)
+
+
+def test_the_training_loss_is_the_mean_over_samples_also_when_batches_differ_in_size():
+    model = built(mlp)
+    x, y = samples(20).tensors
+    metrics = []
+    fit(model, SAM(sgd(model, lr=0.0), model), batches(20, 8), epochs=1, on_epoch=metrics.append)
+    by_hand = F.cross_entropy(model(x), y).item()  # at theta: with lr 0 it stays there
+    assert metrics[0]["train_loss"] == pytest.approx(by_hand, rel=1e-12)
+
+
+def test_evaluation_happens_every_so_many_epochs_and_after_the_last():
+    model = built(mlp)
+    metrics = []
+    fit(model, sgd(model), batches(), batches(), epochs=7, evaluate_every=3, on_epoch=metrics.append)
+    assert [m["epoch"] for m in metrics if "test_accuracy" in m] == [3, 6, 7]
+    assert [m["epoch"] for m in metrics] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_best_accuracy_is_the_highest_that_was_reported():
+    model = built(mlp)
+    metrics = []
+    worse = lambda outputs, targets: -per_sample_cross_entropy(outputs, targets)  # noqa: E731
+    done = fit(model, sgd(model, 0.02), batches(), batches(), epochs=4, loss=worse, on_epoch=metrics.append)
+    accuracies = [m["test_accuracy"] for m in metrics]
+    assert done.best == max(accuracies) > accuracies[-1]
+
+
+def test_evaluation_gives_the_loss_and_accuracy_worked_out_by_hand():
+    x = torch.tensor([[2.0, 0.0], [0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    y = torch.tensor([0, 0, 1])
+    model = nn.Linear(2, 2, bias=False).double()
+    model.weight.data.copy_(torch.eye(2))
+    found = evaluate(model, [(x[:2], y[:2]), (x[2:], y[2:])])
+    # log(1 + e^-2), log(1 + e^2), log 2; the second is wrong, the third a tie that argmax gives to class 0
+    assert found["test_loss"] == pytest.approx((2 * math.log1p(math.exp(-2)) + 2 + math.log(2)) / 3, rel=1e-15)
+    assert found["test_accuracy"] == 1 / 3
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_evaluation_leaves_modes_statistics_and_random_numbers_alone(fails):
+    model = built()
+    model.train()
+    model[1].eval()  # a layer that its owner has frozen
+    modes = [m.training for m in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    loader = DataLoader(samples(), batch_size=8, shuffle=True)  # draws its seed and its order
+    if fails:
+        with pytest.raises(KeyError):
+            evaluate(model, loader, lambda outputs, targets: {}["loss"])
+    else:
+        evaluate(model, loader)
+    assert [m.training for m in model.modules()] == modes
+    assert same(dict(model.state_dict()), before)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_model_that_is_looked_at_more_often_trains_the_same(every):
+    model, twin = built(), built()
+    for net, test in ((model, DataLoader(samples(), batch_size=8)), (twin, None)):
+        torch.manual_seed(7)
+        fit(net, sgd(net), DataLoader(samples(), batch_size=8, shuffle=True), test, epochs=3, evaluate_every=every)
+    assert same(model.state_dict(), twin.state_dict())
+
+
+def test_an_epoch_is_asked_for_by_its_number_from_one():
+    asked = []
+
+    class Numbered:
+        def epoch(self, number):
+            asked.append(number)
+            return iter(batches())
+
+        def __len__(self):
+            return 5
+
+    model = built(mlp)
+    fit(model, sgd(model), Numbered(), epochs=3)
+    assert asked == [1, 2, 3]
+
+
+# What is refused -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"epochs": -1}, "epochs must be >= 0"),
+        ({"budget": 0}, "budget None or > 0 seconds, got 1 and 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be 1 epoch or more, got 0"),
+        ({"precision": "fp61"}, "float32, bf16, fp16, got 'fp61'. Did you mean 'fp16'"),
+        ({"train": []}, "no batch in epoch 1"),
+        ({"train": iter(batches()), "epochs": 2}, "no batch in epoch 2; an iterator can be gone through only once"),
+        ({"test": []}, "nothing to evaluate"),
+        ({"loss": F.cross_entropy}, r'one loss per sample \(reduction="none"\)'),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_with_a_reason(arguments, message):
+    model = built(mlp)
+    given = {"train": batches(), "epochs": 1, **arguments}
+    with pytest.raises(ValueError, match=message):
+        fit(model, sgd(model), given.pop("train"), given.pop("test", None), **given)
+
+
+def test_a_scheduler_that_wants_a_loss_is_refused_before_any_training():
+    model = built(mlp)
+    optimizer = sgd(model)
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(ValueError, match="on_epoch"):
+        fit(model, optimizer, batches(), epochs=1, schedule=ReduceLROnPlateau(optimizer))
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_no_epochs_train_nothing():
+    model = built(mlp)
+    before = [p.clone() for p in model.parameters()]
+    assert fit(model, sgd(model), batches(), epochs=0).epoch == 0
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_the_default_loss_is_the_cross_entropy_of_each_sample():
+    outputs, targets = torch.zeros(3, 4), torch.tensor([0, 1, 3])
+    assert torch.allclose(per_sample_cross_entropy(outputs, targets), torch.full((3,), math.log(4)))
+
+
+def test_a_sampler_of_the_users_own_gives_the_order():
+    x = torch.arange(8.0)[:, None]
+    data = TensorDataset(x, torch.zeros(8, dtype=torch.long))
+    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(3))
+    expected = [int(i) for i in RandomSampler(data, generator=torch.Generator().manual_seed(3))]
+    seen = []
+
+    class Spy(nn.Linear):
+        def forward(self, inputs):
+            seen.extend(int(i) for i in inputs.flatten())
+            return super().forward(inputs)
+
+    model = Spy(1, 2)
+    fit(model, sgd(model), DataLoader(data, batch_size=4, sampler=sampler), epochs=1)
+    assert seen == expected

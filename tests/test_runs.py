@@ -1,0 +1,263 @@
+"""Does a configuration become one record, whatever happens to it on the way, and is a wrong one refused by name?"""
+
+import dataclasses
+import json
+import os
+
+import pytest
+import torch
+import torch.nn.functional as F
+from picture_makers import own_datasets, parquet, table
+
+from esam import METHODS
+from esam.train import Checkpoint, Config, evaluate, run, runs
+from esam.train.data import load_data
+from esam.train.record import RECORD_NAME, read_record
+from esam.train.runs import batches_of, build_optimizer, chosen_device, prepared_model, settings_of
+
+TINY = Config(data="digits", model="mlp", method="sgd", train_size=200, batch_size=50, epochs=4, threads=1)
+TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory", "started"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("ESAM_DATA", raising=False)
+        yield
+
+
+class Interrupted(Exception):
+    pass
+
+
+def timeless(value):
+    """A record's lines without what differs from one day to the next."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return [timeless(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def lines(folder):
+    return timeless([json.loads(line) for line in (folder / RECORD_NAME).read_text().splitlines()])
+
+
+def weights(folder):
+    return Checkpoint(folder).load()["model"]
+
+
+def same_weights(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def stopping_at(epoch):
+    def watch(metrics):
+        if metrics["epoch"] == epoch:
+            raise Interrupted
+
+    return watch
+
+
+# Interrupted ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
+def test_a_run_interrupted_at_every_epoch_leaves_the_record_of_one_left_alone(tmp_path, method):
+    config = dataclasses.replace(TINY, method=method, augment="shift", evaluate_every=3)
+    measures = {"weight": lambda model, data, device: model[1].weight.sum().item()}
+    run(config, tmp_path / "alone", measures=measures)
+    for epoch in (1, 2, 2, 3, 4):  # the line of that epoch is written, its checkpoint is not
+        with pytest.raises(Interrupted):
+            run(config, tmp_path / "run", measures=measures, watch=stopping_at(epoch))
+    run(config, tmp_path / "run", measures=measures)
+    assert lines(tmp_path / "run") == lines(tmp_path / "alone")
+    assert same_weights(weights(tmp_path / "run"), weights(tmp_path / "alone"))
+
+
+def test_a_run_interrupted_while_it_is_measured_trains_no_epoch_twice(tmp_path):
+    def failing(model, data, device):
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(TINY, tmp_path, measures={"sharpness": failing})
+    before = lines(tmp_path)
+    assert read_record(tmp_path / RECORD_NAME).last_epoch == 4 and not read_record(tmp_path / RECORD_NAME).finished
+    seen = []
+    record = run(TINY, tmp_path, measures={"sharpness": lambda *_: 0.25}, watch=seen.append)
+    assert seen == [] and lines(tmp_path)[:-1] == before
+    assert record.finished and record.end["sharpness"] == 0.25
+    assert record.end["test_accuracy"]["last"] == record.epochs[-1]["test_accuracy"]
+
+
+def test_a_truncated_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
+    run(TINY, tmp_path / "alone")
+    with pytest.raises(Interrupted):
+        run(TINY, tmp_path / "run", watch=stopping_at(4))
+    path = Checkpoint(tmp_path / "run").path
+    path.write_bytes(path.read_bytes()[:1000])
+    seen = []
+    with pytest.warns(UserWarning, match="going back to the checkpoint before it"):
+        run(TINY, tmp_path / "run", watch=seen.append)
+    assert [m["epoch"] for m in seen] == [3, 4]
+    assert lines(tmp_path / "run") == lines(tmp_path / "alone")
+
+
+def test_a_budget_is_spent_once_however_often_the_run_is_interrupted(tmp_path):
+    config = dataclasses.replace(TINY, budget=0.2, epochs=1)  # the budget counts, not the epochs
+    with pytest.raises(Interrupted):
+        run(config, tmp_path, watch=stopping_at(2))
+    record = run(config, tmp_path)
+    assert record.finished and record.last_epoch > 1
+    assert record.epochs[-1]["seconds"] >= 0.2 > record.epochs[-2]["seconds"]
+    assert (
+        record.end["seconds"]
+        == record.epochs[-1]["seconds"]
+        == pytest.approx(sum(line["train_seconds"] for line in record.epochs))
+    )
+    assert record.epochs[-1]["lr"] < record.epochs[0]["lr"]  # the cosine follows the budget
+
+
+# What the record says ------------------------------------------------------------------------------------------------
+
+
+def test_the_last_line_holds_what_the_trained_model_gives(tmp_path):
+    config = dataclasses.replace(TINY, method="esam", label_noise=0.2)
+    record = run(config, tmp_path)
+    data = load_data("digits", train_size=200, label_noise=0.2)
+    model = prepared_model(config, data, torch.device("cpu"))
+    model.load_state_dict(weights(tmp_path))
+    x = (data.train.images.float() / 255 - data.mean[0]) / data.std[0]
+    loss = F.cross_entropy(model(x), data.train.labels).item()
+    assert record.end["train_loss"] == pytest.approx(loss, rel=1e-4)
+    assert record.end["train_accuracy"] == (model(x).argmax(1) == data.train.labels).double().mean().item()
+    accuracies = [line["test_accuracy"] for line in record.epochs]
+    assert record.end["test_accuracy"] == {"last": accuracies[-1], "best": max(accuracies)}
+    test = list(batches_of(config, data, torch.device("cpu"), torch.contiguous_format)[1])
+    assert record.epochs[-1]["test_accuracy"] == evaluate(model, test)["test_accuracy"]
+    assert (record.end["forwards"], record.end["backwards"]) == (10.0, 6.0)
+    assert record.name == "ESAM" and record.config == json.loads(json.dumps(config.as_json()))
+
+
+def test_the_record_names_the_device_that_was_trained_on(tmp_path, monkeypatch):
+    asked = []
+    real = runs.environment
+    monkeypatch.setattr(runs, "environment", lambda device: asked.append(device) or real(device))
+    record = run(dataclasses.replace(TINY, epochs=1), tmp_path)
+    assert asked == ["cpu"] and record.run["environment"]["device"] == "cpu"
+    assert record.run["environment"]["threads"] == 1
+
+
+# Whose folder is it --------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_run_is_returned_and_no_file_is_touched(tmp_path):
+    record = run(TINY, tmp_path)
+    before = {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()}
+    again = run(TINY, tmp_path, watch=stopping_at(1))
+    assert again == record
+    assert {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"rho": 0.1}, {"epochs": 5}, {"notes": ("a remark",)}])
+@pytest.mark.parametrize("finished", [True, False])
+def test_another_configuration_in_the_same_folder_is_refused_and_changes_nothing(tmp_path, change, finished):
+    if finished:
+        run(TINY, tmp_path)
+    else:
+        with pytest.raises(Interrupted):
+            run(TINY, tmp_path, watch=stopping_at(3))
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    with pytest.raises(ValueError, match="holds another run: its configuration differs; choose another folder"):
+        run(dataclasses.replace(TINY, **change), tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+
+
+def test_a_run_that_failed_before_its_first_epoch_is_not_in_the_way_of_the_next(tmp_path):
+    with pytest.raises(ValueError, match="evaluate_every"):
+        run(dataclasses.replace(TINY, evaluate_every=0), tmp_path)
+    record = run(TINY, tmp_path)
+    assert record.finished and Config.from_json(record.config) == TINY
+
+
+def test_a_record_of_a_newer_version_is_refused_clearly(tmp_path):
+    run(TINY, tmp_path)
+    path = tmp_path / RECORD_NAME
+    text = path.read_text()
+    path.write_text(text.replace('"format": 1', '"format": 2', 1))
+    with pytest.raises(ValueError, match="written by a newer version of esam .* upgrade with pip install -U"):
+        run(TINY, tmp_path)
+    path.write_text(text.replace('"lr": 0.1', '"lr": 0.1, "lr_warmup": 5', 1))
+    with pytest.raises(ValueError, match="unknown setting 'lr_warmup'"):
+        run(TINY, tmp_path)
+
+
+def test_a_record_of_an_older_version_that_lacks_a_setting_still_counts(tmp_path):
+    record = run(TINY, tmp_path)
+    path = tmp_path / RECORD_NAME
+    path.write_text(path.read_text().replace('"validation": false, ', "", 1))
+    assert "validation" not in read_record(path).config
+    assert run(TINY, tmp_path).end == record.end
+
+
+def test_a_checkpoint_without_its_record_is_refused(tmp_path):
+    run(TINY, tmp_path)
+    os.remove(tmp_path / RECORD_NAME)
+    with pytest.raises(ValueError, match="holds a checkpoint but no record; delete the folder"):
+        run(TINY, tmp_path)
+
+
+# Names ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "mpl"}, "there is no model 'mpl'; did you mean mlp"),
+        ({"method": "esma"}, "unknown method 'esma'. Did you mean 'esam'"),
+        ({"method": "ssam"}, "unknown method 'ssam'. Did you mean 'sam'"),
+        ({"data": "digts"}, "'digts': .* Did you mean 'digits'"),
+        ({"augment": "shfit"}, "got 'shfit'. Did you mean 'shift'"),
+        ({"precision": "pf16"}, "got 'pf16'. Did you mean 'fp16'"),
+        ({"schedule": "cosin"}, "got 'cosin'. Did you mean 'cosine'"),
+        ({"optimizer": "adam"}, "got 'adam'. Did you mean 'adamw'"),
+        ({"device": "gpu"}, "device must be auto, cpu or one that torch finds here, got 'gpu'"),
+        ({"method": "sam", "gamma": 0.5}, "sam takes no gamma; it takes rho, m"),
+        ({"method": "esam", "gamma": 1.5}, r"gamma must be in \(0, 1\], got 1.5"),
+        ({"method": "esam", "ranking": "exat"}, "ranking must be one of exact, loss, random"),
+        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+        ({"train_size": 10**6}, r"train_size must be in 1..1438"),
+        ({"label_noise": 20}, "for 20 % write 0.2"),
+        ({"label_column": "label"}, "digits has no columns to choose from"),
+    ],
+)
+def test_a_wrong_setting_is_refused_with_the_nearest_name_or_the_range(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        run(dataclasses.replace(TINY, **change), tmp_path)
+
+
+def test_a_wrong_column_is_refused_with_the_nearest_name(tmp_path, monkeypatch):
+    datasets = own_datasets(monkeypatch, tmp_path)
+    folder = parquet(tmp_path / "set", train=table(datasets, 8), test=table(datasets, 4))
+    with pytest.raises(ValueError, match="label_column must be one of .* got 'coarce'. Did you mean 'coarse'"):
+        run(dataclasses.replace(TINY, data=str(folder), label_column="coarce"), tmp_path / "run")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_there_is_refused():
+    with pytest.raises(ValueError, match="one that torch finds here, got 'cuda'"):
+        chosen_device("cuda")
+    assert chosen_device("auto") == chosen_device("cpu") == torch.device("cpu")
+
+
+def test_each_method_takes_its_own_settings_and_no_other():
+    assert settings_of("sgd") == []
+    assert settings_of("sam") == settings_of("asam") == settings_of("looksam") == ["rho", "m"]
+    assert settings_of("esam") == settings_of("esam-swp") == ["rho", "beta", "gamma", "ranking", "m"]
+
+
+@pytest.mark.parametrize("method", ["sgd", *METHODS])
+def test_a_setting_reaches_the_optimizer(method):
+    model = torch.nn.Linear(2, 2)
+    optimizer = build_optimizer(dataclasses.replace(TINY, method=method, rho=0.3, lr=0.7), model)
+    assert optimizer.param_groups[0]["lr"] == 0.7
+    assert optimizer.param_groups[0]["rho"] == (0.0 if method == "sgd" else 0.3)

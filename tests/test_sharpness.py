@@ -1,0 +1,124 @@
+"""Is the sharpness the number that one works out by hand, and does taking it change nothing?"""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from esam import SAM
+from esam.analysis import sharpness
+from esam.measures import IMAGES, RHO, training_sharpness
+from esam.train.data import Data, Split, load_data
+
+
+def quadratic(matrix):
+    """L = 1/2 w^T A w over all parameters laid end to end."""
+    return lambda parameters: 0.5 * (w := torch.cat([p.flatten() for p in parameters.values()])) @ matrix @ w
+
+
+def float64(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_on_a_diagonal_quadratic_it_is_the_rise_worked_out_by_hand():
+    # w = (1, 1), A = diag(3, 4): g = (3, 4), |g| = 5, eps = (0.3, 0.4);
+    # L(w) = 3.5, L(w + eps) = (3 * 1.69 + 4 * 1.96) / 2 = 6.455
+    found = sharpness(quadratic(torch.diag(float64(3, 4))), {"w": float64(1, 1)}, rho=0.5)
+    assert found == pytest.approx(2.955, rel=1e-14)
+
+
+@pytest.mark.parametrize("rho", [1e-3, 0.05, 2.0])
+def test_on_any_quadratic_it_is_rho_g_plus_half_rho_squared_times_the_curvature_along_g(rho):
+    torch.manual_seed(0)
+    matrix = torch.randn(7, 7, dtype=torch.float64)
+    matrix = matrix @ matrix.T
+    parameters = {"a": torch.randn(2, 2, dtype=torch.float64), "b": torch.randn(3, dtype=torch.float64)}
+    g = matrix @ torch.cat([p.flatten() for p in parameters.values()])
+    by_hand = rho * g.norm() + rho**2 / 2 * (g @ matrix @ g) / (g @ g)
+    assert sharpness(quadratic(matrix), parameters, rho=rho) == pytest.approx(by_hand.item(), rel=1e-10)
+
+
+def test_a_parameter_that_the_loss_does_not_use_changes_nothing():
+    matrix = torch.diag(float64(3, 4))
+    used = lambda parameters: quadratic(matrix)({"w": parameters["w"]})  # noqa: E731
+    assert sharpness(used, {"w": float64(1, 1), "idle": float64(9)}, rho=0.5) == pytest.approx(2.955, rel=1e-14)
+
+
+def test_at_a_stationary_point_it_is_zero():
+    assert sharpness(quadratic(torch.eye(2, dtype=torch.float64)), {"w": float64(0, 0)}, rho=0.5) == 0.0
+
+
+def test_a_loss_that_is_not_finite_gives_nan_and_no_error():
+    assert math.isnan(sharpness(lambda p: p["w"].sum() * math.inf, {"w": float64(1, 1)}, rho=0.5))
+
+
+@pytest.mark.parametrize("rho", [0, -0.1, float("nan")])
+def test_a_radius_that_is_none_is_refused(rho):
+    with pytest.raises(ValueError, match="rho must be > 0, got"):
+        sharpness(quadratic(torch.eye(1)), {"w": torch.ones(1)}, rho=rho)
+
+
+def test_the_parameters_are_only_read_and_it_works_without_gradients_around_it():
+    w = nn.Parameter(float64(1, 1))
+    w.grad = float64(5, 5)
+    with torch.no_grad():
+        found = sharpness(quadratic(torch.diag(float64(3, 4))), {"w": w}, rho=0.5)
+    assert found == pytest.approx(2.955, rel=1e-14)
+    assert w.tolist() == [1, 1] and w.grad.tolist() == [5, 5] and w.requires_grad
+
+
+# Of a trained model --------------------------------------------------------------------------------------------------
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)
+    return nn.Sequential(*layers)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return load_data("digits")
+
+
+def test_the_model_its_modes_and_the_random_stream_are_left_alone(digits):
+    model = network()
+    model.train()
+    model[2].eval()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    modes = [m.training for m in model.modules()]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    first, second = (training_sharpness(model, digits, torch.device("cpu")) for _ in range(2))
+    assert first == second > 0  # nothing drawn: no dropout, no order
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_of_a_model_it_is_the_rise_under_sams_own_step(digits):
+    model = network().eval()
+    count = min(IMAGES, len(digits.train))
+    x = (digits.train.images[:count].float() / 255 - digits.mean[0]) / digits.std[0]
+    losses = []
+
+    def closure(keep):
+        losses.append(F.cross_entropy(model(x[keep]), digits.train.labels[:count][keep], reduction="none"))
+        return losses[-1]
+
+    SAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=RHO).step(closure)
+    by_hand = (losses[1].double().mean() - losses[0].double().mean()).item()
+    assert training_sharpness(model, digits, torch.device("cpu")) == pytest.approx(by_hand, rel=1e-4)
+
+
+def test_fewer_images_than_it_asks_for_are_all_taken():
+    torch.manual_seed(0)
+    few = Split(torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8), torch.arange(7))
+    data = Data("seven", few, few, tuple("0123456789"), (0.5,), (0.25,), None, "")
+    assert training_sharpness(network(), data, torch.device("cpu")) > 0
