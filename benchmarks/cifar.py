@@ -2,58 +2,42 @@
 
     ESAM_DATA=<folder with cifar10/> python benchmarks/cifar.py [--jobs 2] [--out results/cifar10]
 
-A ResNet-8 on 2,500 images, 40 epochs, batch 64, no augmentation. First rho is tuned for each method and condition by
-the same small search: 20 epochs, one seed, accuracy on held-out training images. Then three seeds of each on the test
-set. Interrupted, it goes on where it was.
+The recipes cifar10-small and cifar10-small-noisy, three seeds each, and before them the search for rho: the best of
+three by the accuracy on held-out training images after 20 epochs. Interrupted, it goes on where it was.
 """
 
 import argparse
-import dataclasses
 from pathlib import Path
 
-from esam.compare import Comparison, Launcher, plan
-from esam.report.table import summarise
-from esam.train import Config
+from rich.console import Console
 
-METHODS = ("sgd", "sam", "esam", "esam-swp", "esam-sds")
-RHOS = (0.05, 0.1, 0.2)
-SEEDS = (0, 1, 2)
-COMMON = Config(
-    data="uoft-cs/cifar10",
-    model="resnet8",
-    epochs=40,
-    batch_size=64,
-    train_size=2_500,
-    evaluate_every=10,
-    threads=1,
-)
+from esam.compare import Launcher, plan
+from esam.compare.live import show_results
+from esam.recipes.cifar import METHODS, cifar10_small, cifar10_small_noisy, search
 
 
-def tuned(noise: float, folder: Path, jobs: int) -> dict[str, dict[str, float]]:
-    """Return the best rho of each method by held-out accuracy."""
-    common = dataclasses.replace(COMMON, label_noise=noise, epochs=20, evaluate_every=20, validation=True)
-    runs = [
-        run for rho in RHOS for run in plan(dataclasses.replace(common, rho=rho), METHODS[1:], [100], folder / "search")
-    ]
+def best_rho(final, folder, jobs):
+    """Return each method's best rho by held-out accuracy."""
+    runs = [run for comparison in search(final) for run in plan(comparison, folder)]
     Launcher(runs, jobs=jobs)()
     best = {}
     for method in METHODS[1:]:
         scores = {r.config.rho: r.record().end["test_accuracy"]["last"] for r in runs if r.config.method == method}
-        best[method] = {"rho": max(scores, key=scores.get)}
-        print(f"label noise {noise}: {method} {scores} -> {best[method]}", flush=True)
+        best[method] = max(scores, key=scores.get)
+        print(f"label noise {final.config.label_noise}: {method} {scores} -> {best[method]}", flush=True)
     return best
 
 
-def main(out: Path, jobs: int) -> None:
+def main(out, jobs):
     runs = []
-    for noise in (0.0, 0.2):
-        settings = tuned(noise, out, jobs)
-        common = dataclasses.replace(COMMON, label_noise=noise)
-        runs += plan(Comparison(common, METHODS, SEEDS, settings), out / "runs")
-    runs.sort(key=lambda r: r.config.seed)  # whole comparisons first, if time is short
+    for final in (cifar10_small(), cifar10_small_noisy()):
+        found, used = best_rho(final, out / "search", jobs), {m: s["rho"] for m, s in final.settings.items()}
+        if found != used:
+            raise SystemExit(f"the recipe's rho {used} is not what the search found: {found}")
+        runs += plan(final, out / "runs")
+    runs.sort(key=lambda run: run.config.seed)  # whole comparisons first
     Launcher(runs, jobs=jobs)()
-    for row in summarise([r.record() for r in runs]):
-        print(row)
+    show_results(runs, Console(width=200))
 
 
 if __name__ == "__main__":

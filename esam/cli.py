@@ -149,9 +149,16 @@ def compare(arguments: list[str]) -> None:
         settings[method] = {**settings.get(method, {}), **own}
     runs = plan(Comparison(options.config, options.methods, options.seeds, settings), options.out)
     console = Console()
-    watch(Launcher(runs, jobs=options.jobs), console)
-    show_results(runs, console)
-    console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)
+    failure: RuntimeError | None = None
+    try:
+        watch(Launcher(runs, jobs=options.jobs), console)
+    except RuntimeError as error:  # what the other runs gave is shown all the same
+        failure = error
+    if any(run.record() for run in runs):
+        show_results(runs, console)
+        console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)
+    if failure is not None:
+        raise failure
 
 
 def report(arguments: list[str]) -> None:

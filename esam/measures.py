@@ -18,8 +18,9 @@ IMAGES = 1_000
 
 
 def training_sharpness(model: nn.Module, data: Data, device: torch.device) -> float:
-    """Return R_S over the first training images, in eval mode, with the labels that were trained on."""
-    split = data.train.select(torch.arange(min(IMAGES, len(data.train))))
+    """Return R_S over evenly spaced training images, in eval mode, with the labels that were trained on."""
+    rows = torch.linspace(0, len(data.train) - 1, min(IMAGES, len(data.train))).round().long()
+    split = data.train.select(rows)
     batches = list(Batches(split, 250, mean=data.mean, std=data.std, device=device).in_order())
     modes = [(m, m.training) for m in model.modules()]
     model.eval()

@@ -303,7 +303,7 @@ def test_the_bases_own_checkpoint_can_be_continued(method):
     assert torch.equal(
         optimizer.state[p.model[0].weight]["momentum_buffer"], base.state[p.model[0].weight]["momentum_buffer"]
     )
-    assert optimizer.param_groups[0]["rho"] > 0
+    assert optimizer.rho > 0
     optimizer.step(p.closure)
 
 
@@ -386,3 +386,11 @@ def test_the_seed_decides_and_defaults_to_torchs_own(method):
         ends.append((p.weights[0], optimizer.generator.initial_seed()))
     assert torch.equal(ends[0][0], ends[1][0])
     assert [seed for _, seed in ends] == [1, 1, 2]
+
+
+@every_method
+def test_the_bases_groups_are_left_as_they_are_so_that_it_can_be_wrapped_again(method):
+    p, first = start(method, rho=0.1)
+    second = method(first.base, p.model, rho=0.2)
+    assert {"rho", "perturb"}.isdisjoint(first.base.param_groups[0])
+    assert (first.rho, second.rho) == (0.1, 0.2)

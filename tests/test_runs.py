@@ -260,4 +260,4 @@ def test_a_setting_reaches_the_optimizer(method):
     model = torch.nn.Linear(2, 2)
     optimizer = build_optimizer(dataclasses.replace(TINY, method=method, rho=0.3, lr=0.7), model)
     assert optimizer.param_groups[0]["lr"] == 0.7
-    assert optimizer.param_groups[0]["rho"] == (0.0 if method == "sgd" else 0.3)
+    assert optimizer.rho == (0.0 if method == "sgd" else 0.3)

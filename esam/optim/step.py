@@ -211,7 +211,7 @@ class SharpnessAware(Wrapper):
         targets = Targets([], [], [])
         start = 0
         for group in self.param_groups:
-            rho = float(group.get("rho", self._rho)) if group.get("perturb", True) else 0.0
+            rho = float(group.get("rho", self.rho)) if group.get("perturb", True) else 0.0
             if rho > 0 or not perturbable:
                 trainable = [n for n, p in enumerate(group["params"]) if p.requires_grad]
                 targets.weights.extend(group["params"][n] for n in trainable)

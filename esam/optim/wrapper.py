@@ -14,10 +14,11 @@ from torch.utils.hooks import RemovableHandle
 from .checks import checked_number
 
 _OWN_STATE = "sharpness_aware"
+_OWN_KEYS = ("rho", "perturb")
 
 
 class Wrapper(Optimizer, ABC):
-    """A ``torch.optim.Optimizer`` whose groups, state and step hooks are its base's own."""
+    """A ``torch.optim.Optimizer`` whose groups, state and hooks are its base's own; it writes nothing into them."""
 
     def __init__(self, base: Optimizer, model: nn.Module, *, rho: float, seed: int | None) -> None:
         name = type(self).__name__
@@ -37,14 +38,13 @@ class Wrapper(Optimizer, ABC):
                 "DistributedDataParallel(static_graph=True) expects one backward pass a step, and here are two with "
                 "different graphs: leave static_graph out"
             )
-        self._rho = checked_number("rho", rho)
+        self.rho = checked_number("rho", rho)
         for group in base.param_groups:
             _check_group(group)
         self.base = base
         self.model = model
         # initial_seed() follows torch.manual_seed, and draws nothing from the global stream
         self.generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
-        self._complete_groups()
         super().__setstate__({})  # torch's hook tables, without the copy of the groups that its __init__ makes
 
     def memory(self) -> dict[str, Any]:
@@ -73,7 +73,6 @@ class Wrapper(Optimizer, ABC):
         """Add a group to the base; ``rho`` and ``perturb`` may stand in it."""
         _check_group(param_group)
         self.base.add_param_group(param_group)
-        self._complete_groups()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``.grad``, as the base does; ``step`` does not need it."""
@@ -114,13 +113,13 @@ class Wrapper(Optimizer, ABC):
         if own is not None and own["method"] != type(self).__name__:
             raise ValueError(
                 f"this state was saved by {own['method']}, not {type(self).__name__}; to keep only the base's part "
-                "of it, call optimizer.base.load_state_dict(state) and set each group's rho again"
+                "of it, call optimizer.base.load_state_dict(state)"
             )
-        settings = [(group["rho"], group["perturb"]) for group in self.base.param_groups]
+        settings = [{key: group[key] for key in _OWN_KEYS if key in group} for group in self.base.param_groups]
         self.base.load_state_dict(state_dict)
-        for group, (rho, perturb) in zip(self.base.param_groups, settings, strict=True):
-            group.setdefault("rho", rho)
-            group.setdefault("perturb", perturb)
+        if own is None:  # a state of the base alone knows nothing of the groups' own radii
+            for group, kept in zip(self.base.param_groups, settings, strict=True):
+                group.update({**kept, **group})
         if own is not None:
             self.generator.set_state(own["generator"].cpu())
             self.load_memory(own["memory"])
@@ -135,11 +134,6 @@ class Wrapper(Optimizer, ABC):
         generator.set_state(state["generator"])
         self.base = state["base"]  # Optimizer.__setstate__ reads the groups
         super().__setstate__({**state, "generator": generator})
-
-    def _complete_groups(self) -> None:
-        for group in self.base.param_groups:
-            group.setdefault("rho", self._rho)
-            group.setdefault("perturb", True)
 
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.base.param_groups for p in group["params"]]

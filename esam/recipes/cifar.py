@@ -8,10 +8,11 @@ from esam.compare.plan import Comparison
 from esam.train.config import Config
 
 METHODS = ("sgd", "sam", "esam", "esam-swp", "esam-sds")
+RHOS = (0.05, 0.1, 0.2)
 
 
 def cifar10_small() -> Comparison:
-    """ResNet-8, 2,500 images, 40 epochs, batch 64, no augmentation: SGD reaches 100 % of its training images."""
+    """ResNet-8, 2,500 images, 40 epochs, batch 64, no augmentation; rho by a small search."""
     config = Config(
         data="uoft-cs/cifar10",
         model="resnet8",
@@ -21,10 +22,17 @@ def cifar10_small() -> Comparison:
         evaluate_every=10,
         threads=1,
     )
-    return Comparison(config, methods=METHODS)
+    return Comparison(config, METHODS, settings={method: {"rho": 0.05} for method in METHODS[1:]})
 
 
 def cifar10_small_noisy() -> Comparison:
-    """The same with 20 % of the training labels wrong."""
+    """The same with 20 % of the training labels wrong, and rho searched for again."""
     clean = cifar10_small()
-    return dataclasses.replace(clean, config=dataclasses.replace(clean.config, label_noise=0.2))
+    settings = {**clean.settings, "esam": {"rho": 0.1}}
+    return dataclasses.replace(clean, config=dataclasses.replace(clean.config, label_noise=0.2), settings=settings)
+
+
+def search(final: Comparison) -> list[Comparison]:
+    """Return the small search behind a recipe's rho, the same for each method: 20 epochs, one seed, held-out images."""
+    config = dataclasses.replace(final.config, epochs=20, evaluate_every=20, validation=True)
+    return [Comparison(dataclasses.replace(config, rho=rho), METHODS[1:], seeds=(100,)) for rho in RHOS]

@@ -257,15 +257,14 @@ def _sharpness_aware(optimizer: Optimizer, model: nn.Module) -> Iterator[Sharpne
         yield optimizer
         return
     # the groups are the caller's: he may have wrapped the optimizer already, or may do so later with a rho of his own
-    keys: tuple[str, ...] = ("rho", "perturb")
-    found = [{key: group[key] for key in keys if key in group} for group in optimizer.param_groups]
+    found = [{"rho": group["rho"]} if "rho" in group else {} for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["rho"] = 0.0
     try:
         yield SAM(optimizer, model, rho=0.0)
     finally:
         for group, own in zip(optimizer.param_groups, found, strict=True):
-            del group["rho"], group["perturb"]
+            del group["rho"]
             group.update(own)
 
 

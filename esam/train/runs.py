@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import resource
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -189,10 +188,6 @@ def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.de
 def _results(
     progress: Progress, last: dict[str, Any], trained: dict[str, float], device: torch.device
 ) -> dict[str, Any]:
-    if device.type == "cuda":
-        peak = torch.cuda.max_memory_allocated(device)
-    else:
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best},
         "test_loss": last.get("test_loss"),
@@ -201,7 +196,19 @@ def _results(
         "images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "seconds": progress.seconds,
         "cpu_seconds": progress.cpu_seconds,
-        "peak_memory": peak,
+        "peak_memory": _peak_memory(device),
         "forwards": progress.forwards,
         "backwards": progress.backwards,
     }
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    """Return the highest memory in use, in bytes: the accelerator's, or this process's; None where it is not told."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
