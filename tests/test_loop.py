@@ -117,7 +117,7 @@ def test_a_plain_optimizer_comes_back_without_anything_of_sam():
     before = base.param_groups[0].keys() | {"initial_lr"}
     fit(model, base, batches(), epochs=1)
     assert base.param_groups[0].keys() == before
-    assert SAM(base, model, rho=0.2).param_groups[0]["rho"] == 0.2  # and can be wrapped afterwards
+    assert SAM(base, model, rho=0.2).rho == 0.2  # and can be wrapped afterwards
 
 
 def test_a_base_that_sam_wraps_elsewhere_still_trains_as_it_is():
@@ -129,7 +129,7 @@ def test_a_base_that_sam_wraps_elsewhere_still_trains_as_it_is():
     torch.manual_seed(7)
     fit(twin, plain, batches(), epochs=2)
     assert same(model.state_dict(), twin.state_dict())
-    assert wrapped.param_groups[0]["rho"] == 0.5
+    assert wrapped.rho == 0.5
 
 
 def test_fp16_trains_bit_for_bit_as_autocast_and_a_scaler_by_hand():

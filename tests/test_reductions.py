@@ -6,6 +6,7 @@ from conftest import normalised, problem
 from torch import nn
 
 from esam import ASAM, ESAM, METHODS, SAM, LookSAM
+from esam.optim import Plain
 
 
 def trained(build, problem_of=normalised, steps=8, base=None, set_weights=None):
@@ -44,6 +45,11 @@ def assert_same(a, b):
 def test_rho_zero_is_the_base_optimizer_bit_for_bit(name, base):
     make = lambda params: base(params, lr=0.01)  # noqa: E731
     assert_same(trained(lambda b, m: METHODS[name](b, m, rho=0.0), base=make), trained(plain, base=make))
+
+
+def test_plain_is_the_base_optimizer_bit_for_bit_even_where_groups_carry_a_radius():
+    make = lambda params: torch.optim.SGD([{"params": list(params), "rho": 0.5}], lr=0.1, momentum=0.9)  # noqa: E731
+    assert_same(trained(Plain, base=make), trained(plain, base=make))
 
 
 def test_esam_with_beta_and_gamma_one_is_sam_bit_for_bit():

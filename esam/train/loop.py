@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,7 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from esam.optim import SAM, SharpnessAware
+from esam.optim import Plain, SharpnessAware
 from esam.optim.randomness import random_state, replayed
 
 from .checkpoint import Checkpoint
@@ -112,25 +112,25 @@ def fit(
         )
     device = next(model.parameters()).device
     scaler = GradScaler(device.type) if precision == "fp16" else None
-    with _sharpness_aware(optimizer, model) as stepper:
-        for group in stepper.param_groups:
-            group.setdefault("initial_lr", group["lr"])
-        parts = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
-        stateful = {k: v for k, v in parts.items() if hasattr(v, "state_dict")}
-        progress = _resumed(checkpoint, stateful, device, train)
-        while progress.epoch < epochs and (budget is None or progress.seconds < budget):
-            metrics = _train_epoch(model, stepper, train, progress, epochs, loss, schedule, budget, precision, scaler)
-            if isinstance(schedule, LRScheduler):
-                schedule.step()
-            over = progress.epoch >= epochs or (budget is not None and progress.seconds >= budget)
-            if test is not None and (over or progress.epoch % evaluate_every == 0):
-                metrics |= evaluate(model, test, loss, precision=precision)
-                progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
-            if on_epoch is not None:
-                on_epoch(metrics)
-            if checkpoint is not None:
-                states = {name: part.state_dict() for name, part in stateful.items()}
-                checkpoint.save({**states, "progress": asdict(progress), "random": _random_state(device, train)})
+    stepper = optimizer if isinstance(optimizer, SharpnessAware) else Plain(optimizer, model)
+    for group in stepper.param_groups:
+        group.setdefault("initial_lr", group["lr"])
+    parts = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
+    stateful = {k: v for k, v in parts.items() if hasattr(v, "state_dict")}
+    progress = _resumed(checkpoint, stateful, device, train)
+    while progress.epoch < epochs and (budget is None or progress.seconds < budget):
+        metrics = _train_epoch(model, stepper, train, progress, epochs, loss, schedule, budget, precision, scaler)
+        if isinstance(schedule, LRScheduler):
+            schedule.step()
+        over = progress.epoch >= epochs or (budget is not None and progress.seconds >= budget)
+        if test is not None and (over or progress.epoch % evaluate_every == 0):
+            metrics |= evaluate(model, test, loss, precision=precision)
+            progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
+        if on_epoch is not None:
+            on_epoch(metrics)
+        if checkpoint is not None:
+            states = {name: part.state_dict() for name, part in stateful.items()}
+            checkpoint.save({**states, "progress": asdict(progress), "random": _random_state(device, train)})
     return progress
 
 
@@ -248,24 +248,6 @@ def _length(train: Epochs | Iterable[Batch]) -> int | None:
         return len(train)  # type: ignore[arg-type]
     except TypeError:  # a DataLoader of an endless or unsized stream has __len__, and raises in it
         return None
-
-
-@contextmanager
-def _sharpness_aware(optimizer: Optimizer, model: nn.Module) -> Iterator[SharpnessAware]:
-    """Give the optimizer; a plain one under SAM with rho = 0, which is the base bit for bit, so one loop serves all."""
-    if isinstance(optimizer, SharpnessAware):
-        yield optimizer
-        return
-    # the groups are the caller's: he may have wrapped the optimizer already, or may do so later with a rho of his own
-    found = [{"rho": group["rho"]} if "rho" in group else {} for group in optimizer.param_groups]
-    for group in optimizer.param_groups:
-        group["rho"] = 0.0
-    try:
-        yield SAM(optimizer, model, rho=0.0)
-    finally:
-        for group, own in zip(optimizer.param_groups, found, strict=True):
-            del group["rho"]
-            group.update(own)
 
 
 def _resumed(

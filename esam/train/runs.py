@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esam.optim import METHODS, SAM, SharpnessAware
+from esam.optim import METHODS, Plain, SharpnessAware
 
 from .checkpoint import Checkpoint
 from .config import Config
@@ -59,7 +59,7 @@ def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
     else:
         base = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
     if config.method == "sgd":
-        return SAM(base, model, rho=0.0)  # the base itself, bit for bit
+        return Plain(base, model)
     return METHODS[config.method](base, model, seed=config.seed, **config.method_settings())
 
 
