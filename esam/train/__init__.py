@@ -9,16 +9,18 @@ from .config import Config
 
 if TYPE_CHECKING:
     from .checkpoint import Checkpoint
-    from .loop import Progress, cosine, evaluate, fit
+    from .evaluation import evaluate
+    from .loop import cosine, fit
+    from .resume import Progress
     from .runs import run
 
 __all__ = ["Checkpoint", "Config", "Progress", "cosine", "evaluate", "fit", "run"]
 
 _HOME = {
     "Checkpoint": "checkpoint",
-    "Progress": "loop",
+    "Progress": "resume",
     "cosine": "loop",
-    "evaluate": "loop",
+    "evaluate": "evaluation",
     "fit": "loop",
     "run": "runs",
 }

@@ -5,28 +5,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esam.optim import Plain, SharpnessAware
-from esam.optim.randomness import random_state, replayed
 
 from .checkpoint import Checkpoint
+from .evaluation import PRECISIONS, Batch, Loss, autocast, evaluate, per_sample_cross_entropy
 from .names import did_you_mean
+from .resume import Progress, Resumable
 
-Batch = tuple[Tensor, Tensor]
-Loss = Callable[[Tensor, Tensor], Tensor]
 Schedule = Callable[[float], float]
-
-PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @runtime_checkable
@@ -39,30 +34,9 @@ class Epochs(Protocol):
     def __len__(self) -> int: ...
 
 
-@dataclass
-class Progress:
-    """How far a run has come; sums over the whole run."""
-
-    epoch: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    """Processor time of this process: steadier than the clock where the machine is shared."""
-    images: int = 0
-    forwards: float = 0.0
-    """Forward passes, in passes over the training data."""
-    backwards: float = 0.0
-    best: float = 0.0
-    """The best test accuracy so far."""
-
-
 def cosine(progress: float) -> float:
     """Return the factor on the learning rate: from 1 to 0 along half a cosine."""
     return (1 + math.cos(math.pi * min(progress, 1.0))) / 2
-
-
-def per_sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of each sample."""
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def fit(
@@ -115,55 +89,45 @@ def fit(
     stepper = optimizer if isinstance(optimizer, SharpnessAware) else Plain(optimizer, model)
     for group in stepper.param_groups:
         group.setdefault("initial_lr", group["lr"])
-    parts = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
-    stateful = {k: v for k, v in parts.items() if hasattr(v, "state_dict")}
-    progress = _resumed(checkpoint, stateful, device, train)
-    while progress.epoch < epochs and (budget is None or progress.seconds < budget):
-        metrics = _train_epoch(model, stepper, train, progress, epochs, loss, schedule, budget, precision, scaler)
+    resumable = Resumable({"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}, train, device)
+    progress = Progress() if checkpoint is None else resumable.load(checkpoint)
+    pace = _Pace(schedule if callable(schedule) else None, epochs, budget)
+    while not pace.over(progress):
+        metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler)
         if isinstance(schedule, LRScheduler):
             schedule.step()
-        over = progress.epoch >= epochs or (budget is not None and progress.seconds >= budget)
-        if test is not None and (over or progress.epoch % evaluate_every == 0):
+        if test is not None and (pace.over(progress) or progress.epoch % evaluate_every == 0):
             metrics |= evaluate(model, test, loss, precision=precision)
             progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
         if on_epoch is not None:
             on_epoch(metrics)
         if checkpoint is not None:
-            states = {name: part.state_dict() for name, part in stateful.items()}
-            checkpoint.save({**states, "progress": asdict(progress), "random": _random_state(device, train)})
+            resumable.save(checkpoint, progress)
     return progress
 
 
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, batches: Iterable[Batch], loss: Loss = per_sample_cross_entropy, *, precision: str = "float32"
-) -> dict[str, float]:
-    """Return test loss and, where the targets are classes, accuracy.
+@dataclass(frozen=True)
+class _Pace:
+    """How long a run is, in epochs or in seconds, and the learning rate along the way."""
 
-    In eval mode; the model's modes and the random stream come back as they were.
-    """
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
-    device = next(model.parameters()).device
-    total, correct, count, labels = 0.0, 0, 0, 0
-    try:
-        # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
-        with replayed(random_state([] if device.type == "cpu" else [device])):
-            for x, y in batches:
-                x, y = x.to(device), y.to(device)
-                with _autocast(device, precision):
-                    outputs = model(x)
-                    total += float(loss(outputs, y).sum())
-                if outputs.dim() == y.dim() + 1 and not y.is_floating_point():
-                    correct += int((outputs.argmax(1) == y).sum())
-                    labels += y.numel()
-                count += len(y)
-    finally:
-        for module, training in modes:
-            module.training = training
-    if count == 0:
-        raise ValueError("there is nothing to evaluate: the test data are empty")
-    return {"test_loss": total / count, **({"test_accuracy": correct / labels} if labels else {})}
+    schedule: Schedule | None
+    epochs: int
+    budget: float | None
+
+    def over(self, progress: Progress) -> bool:
+        """Tell whether the run has come to its end."""
+        return progress.epoch >= self.epochs or self.spent(progress.seconds)
+
+    def spent(self, seconds: float) -> bool:
+        """Tell whether the budget is used up."""
+        return self.budget is not None and seconds >= self.budget
+
+    def set_rate(self, optimizer: Optimizer, epochs: float, seconds: float) -> None:
+        """Set the learning rate that the schedule has at this moment."""
+        if self.schedule is not None:
+            factor = self.schedule(seconds / self.budget if self.budget else epochs / self.epochs)
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * factor
 
 
 def _train_epoch(
@@ -171,10 +135,8 @@ def _train_epoch(
     optimizer: SharpnessAware,
     train: Epochs | Iterable[Batch],
     progress: Progress,
-    epochs: int,
+    pace: _Pace,
     loss: Loss,
-    schedule: Schedule | LRScheduler | None,
-    budget: float | None,
     precision: str,
     scaler: GradScaler | None,
 ) -> dict[str, Any]:
@@ -188,13 +150,10 @@ def _train_epoch(
     sizes: list[int] = []
     samples = {"forward": 0, "backward": 0}
     for number, (x, y) in enumerate(batches):
-        spent = progress.seconds + time.perf_counter() - started
-        if budget is not None and spent >= budget:
+        seconds = progress.seconds + time.perf_counter() - started
+        if pace.spent(seconds):
             break
-        if callable(schedule):
-            done = spent / budget if budget else (progress.epoch + (number / steps if steps else 0)) / epochs
-            for group in optimizer.param_groups:
-                group["lr"] = group["initial_lr"] * schedule(done)
+        pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
         x, y = x.to(device), y.to(device)
 
         def closure(keep: slice | Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
@@ -202,7 +161,7 @@ def _train_epoch(
             targets = y if whole else y[keep]
             samples["forward"] += len(targets)
             samples["backward"] += len(targets) if torch.is_grad_enabled() else 0
-            with _autocast(device, precision):
+            with autocast(device, precision):
                 return loss(model(x if whole else x[keep]), targets)
 
         losses.append(optimizer.step(closure, scaler=scaler, batch_size=len(y)))
@@ -238,48 +197,8 @@ def _train_epoch(
     }
 
 
-def _autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    dtype = PRECISIONS[precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
-
-
 def _length(train: Epochs | Iterable[Batch]) -> int | None:
     try:
         return len(train)  # type: ignore[arg-type]
     except TypeError:  # a DataLoader of an endless or unsized stream has __len__, and raises in it
         return None
-
-
-def _resumed(
-    checkpoint: Checkpoint | None, stateful: dict[str, Any], device: torch.device, train: Epochs | Iterable[Batch]
-) -> Progress:
-    state = None if checkpoint is None else checkpoint.load(device)
-    if checkpoint is None or state is None:
-        return Progress()
-    for name, part in stateful.items():
-        if name not in state:
-            raise ValueError(
-                f"{checkpoint.folder} was saved by a run without a {name}; resume with what that run had, or choose "
-                "another folder"
-            )
-        part.load_state_dict(state[name])
-    random = state["random"]
-    torch.set_rng_state(random["cpu"].cpu())
-    if device.type != "cpu":
-        torch.get_device_module(device).set_rng_state(random["device"].cpu(), device)
-    for generator, value in zip(_generators(train), random.get("loader", []), strict=False):
-        generator.set_state(value.cpu())
-    return Progress(**state["progress"])
-
-
-def _random_state(device: torch.device, train: Epochs | Iterable[Batch]) -> dict[str, Any]:
-    state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-    if device.type != "cpu":
-        state["device"] = torch.get_device_module(device).get_rng_state(device)
-    return {**state, "loader": [generator.get_state() for generator in _generators(train)]}
-
-
-def _generators(train: Epochs | Iterable[Batch]) -> list[torch.Generator]:
-    """Give the generators that a DataLoader and its sampler draw from instead of the global one."""
-    found = [getattr(owner, "generator", None) for owner in (train, getattr(train, "sampler", None))]
-    return [generator for generator in found if isinstance(generator, torch.Generator)]

@@ -17,10 +17,12 @@ from esam.optim import METHODS, Plain, SharpnessAware
 from .checkpoint import Checkpoint
 from .config import Config
 from .data import Batches, Data, load_data
-from .loop import Progress, Schedule, cosine, evaluate, fit
+from .evaluation import evaluate
+from .loop import Schedule, cosine, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
 from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
+from .resume import Progress
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}

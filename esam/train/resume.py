@@ -1,0 +1,66 @@
+"""What must a resumed run find again?"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .checkpoint import Checkpoint
+
+
+@dataclass
+class Progress:
+    """How far a run has come; sums over the whole run."""
+
+    epoch: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Processor time of this process: steadier than the clock where the machine is shared."""
+    images: int = 0
+    forwards: float = 0.0
+    """Forward passes, in passes over the training data."""
+    backwards: float = 0.0
+    best: float = 0.0
+    """The best test accuracy so far."""
+
+
+class Resumable:
+    """The parts of a run that have a state: model, optimizer, scaler, scheduler, and its random streams."""
+
+    def __init__(self, parts: dict[str, Any], loader: object, device: torch.device) -> None:
+        self.parts = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
+        self.device = device
+        # a DataLoader and its sampler may draw from generators of their own instead of the global one
+        owners = (loader, getattr(loader, "sampler", None))
+        found = [getattr(owner, "generator", None) for owner in owners]
+        self.generators = [generator for generator in found if isinstance(generator, torch.Generator)]
+
+    def save(self, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Write everything that going on bit for bit needs."""
+        random: dict[str, Any] = {"cpu": torch.get_rng_state(), "loader": [g.get_state() for g in self.generators]}
+        if self.device.type != "cpu":
+            random["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
+        states = {name: part.state_dict() for name, part in self.parts.items()}
+        checkpoint.save({**states, "progress": asdict(progress), "random": random})
+
+    def load(self, checkpoint: Checkpoint) -> Progress:
+        """Take everything back and return how far the run had come; a fresh start if nothing was saved."""
+        state = checkpoint.load(self.device)
+        if state is None:
+            return Progress()
+        for name, part in self.parts.items():
+            if name not in state:
+                raise ValueError(
+                    f"{checkpoint.folder} was saved by a run without a {name}; resume with what that run had, or "
+                    "choose another folder"
+                )
+            part.load_state_dict(state[name])
+        random = state["random"]
+        torch.set_rng_state(random["cpu"].cpu())
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
+        for generator, value in zip(self.generators, random.get("loader", []), strict=False):
+            generator.set_state(value.cpu())
+        return Progress(**state["progress"])
