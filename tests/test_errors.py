@@ -20,7 +20,10 @@ BASE = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         (lambda: ESAM(BASE, MODEL, beta="half"), r"beta must be in \(0, 1\], got 'half'"),
         (lambda: ESAM(BASE, MODEL, norm="l1"), 'norm must be "full" or "selected", got \'l1\''),
         (lambda: ESAM(BASE, MODEL, choose="all"), "choose must be one of independent, suffix, got 'all'"),
-        (lambda: ESAM(BASE, MODEL, ranking="best"), "ranking must be one of exact, loss, random or a function"),
+        (
+            lambda: ESAM(BASE, MODEL, ranking="best"),
+            "ranking must be one of exact, loss, gradient, random or a function",
+        ),
         (lambda: SAM(BASE, MODEL, rho=-0.1), "rho must be a finite number >= 0 .* got -0.1"),
         (lambda: SAM(BASE, MODEL, rho=float("nan")), "rho must be a finite number"),
         (lambda: SAM(BASE, MODEL, m=0), "m must be a whole number of samples >= 1, got 0"),

@@ -149,3 +149,45 @@ def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
     assert len(calls) == 3
     assert calls[-1][0] == 8
     assert calls[-1][1].tolist() == [1, 2, 3]
+
+
+def test_the_gradient_ranking_scores_by_the_norm_of_the_last_layers_gradient():
+    p, optimizer = start(gamma=0.25, ranking="gradient")
+    last = [p.model[4].weight, p.model[4].bias]
+    norms = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(p.closure(torch.tensor([i])).sum(), last)]).norm()
+        for i in range(12)
+    ]
+    p.calls.clear()
+    seen = []
+    rank = optimizer.ranking
+    optimizer.ranking = lambda batch: seen.append(rank(batch)) or seen[-1]
+    optimizer.step(p.closure)
+    assert torch.allclose(seen[0], torch.stack(norms), rtol=1e-9)
+    assert sorted(torch.stack(norms).topk(3).indices.tolist()) == p.calls[-1].tolist()
+    assert len(p.calls) == 2  # no pass of its own
+
+
+def test_the_gradient_ranking_reads_all_micro_batches():
+    p, whole = start(gamma=0.5, ranking="gradient")
+    q, pieces = start(gamma=0.5, ranking="gradient")
+
+    def part(a, b):
+        return lambda keep: nn.functional.cross_entropy(q.model(q.x[a:b][keep]), q.y[a:b][keep], reduction="none")
+
+    for _ in range(5):
+        whole.step(p.closure)
+        pieces.step([part(0, 5), part(5, 12)])
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(p.weights, q.weights, strict=True))
+
+
+@pytest.mark.parametrize("model", [nn.Conv1d(6, 3, 1), nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 3))])
+def test_the_gradient_ranking_says_when_there_is_no_last_linear_layer_to_read(model):
+    model = model.double()
+    x = torch.randn(12, 6, 1, dtype=torch.float64) if isinstance(model, nn.Conv1d) else torch.randn(12, 6).double()
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, ranking="gradient")
+    before = [w.clone() for w in model.parameters()]
+    with pytest.raises(ValueError, match='reads the last nn.Linear .* use ranking="loss" or "exact"'):
+        optimizer.step(lambda keep: model(x[keep]).flatten(1).pow(2).sum(1))
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert not any(layer._forward_hooks for layer in model.modules())

@@ -26,7 +26,8 @@ class ESAM(SharpnessAware):
         beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
         ranking: How the samples are ranked: "exact" (rise of the loss, as the paper; one more forward pass), "loss"
-            (loss at theta; free), "random" (free), or a function of ``Candidates`` that returns one score a sample.
+            (loss at theta; free), "gradient" (norm of the sample's gradient in the last linear layer; free), "random"
+            (free), or a function of ``Candidates`` that returns one score a sample.
         choose: How tensors are drawn: "independent", each with probability beta, as the paper; or "suffix", a run from
             a random depth to the output with mean share beta, so that the first backward stops early.
         norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
@@ -58,6 +59,7 @@ class ESAM(SharpnessAware):
             raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
         self.beta, self.gamma, self.norm = checked_share("beta", beta), checked_share("gamma", gamma), norm
         self.ranking, self.choice = checked_ranking(ranking), checked_choice(choose)
+        self.reads_head = getattr(self.ranking, "reads_head", False)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
         self._norms: dict[int, float] = {}
 

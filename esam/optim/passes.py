@@ -13,6 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from .ascent import tensor_norms
 from .batch import Piece
+from .head import HeadWatch
 from .workarounds import GraphFaults
 
 _T = TypeVar("_T")
@@ -27,6 +28,7 @@ def first_pass(
     scaler: GradScaler | None,
     model: nn.Module,
     faults: GraphFaults,
+    watch: HeadWatch | None = None,
 ) -> tuple[Tensor, Gradients]:
     """Return each sample's loss at theta and the gradient of their mean with respect to these weights only.
 
@@ -34,19 +36,24 @@ def first_pass(
     """
     losses: list[Tensor] = []
     gradients: Gradients = {}
-    with unsynchronised(model):
+    scale = 1.0 if scaler is None else scaler.get_scale()
+    with unsynchronised(model), nullcontext() if watch is None else watch.watching():
         for piece in pieces:
             piece_losses = piece.first_losses()
             loss = _scaled(piece_losses.mean(), scaler)
             inputs: list[Any] = [*weights, *faults.inputs_to_add(piece_losses, weights)]
-            found = torch.autograd.grad(loss, inputs, allow_unused=True)[: len(weights)]
+            if watch is not None:
+                inputs.append(watch.take_output(len(piece_losses)))
+            found = torch.autograd.grad(loss, inputs, allow_unused=True)
+            if watch is not None:
+                watch.give_gradient(found[-1] / scale, len(piece_losses))
             losses.append(piece_losses.detach())
             reached = {
-                n: g.to_dense() if g.is_sparse else g for n, g in zip(index, found, strict=True) if g is not None
+                n: g.to_dense() if g.is_sparse else g for n, g in zip(index, found, strict=False) if g is not None
             }
             gradients = added(gradients, reached, len(losses[-1]) / len(losses[0]))
     # the size of the batch is known only now
-    factor = len(losses[0]) / sum(map(len, losses)) / (1.0 if scaler is None else scaler.get_scale())
+    factor = len(losses[0]) / sum(map(len, losses)) / scale
     return torch.cat(losses), added({}, gradients, factor)
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .head import Head
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -19,6 +21,8 @@ class Candidates:
     """Run the batch forward at theta + eps and return the loss of each sample: costs one forward pass."""
     generator: torch.Generator
     """The optimizer's own CPU generator, for rankings that draw."""
+    head: Head | None = None
+    """What the last linear layer saw at theta; only for rankings marked by ``reads_head``."""
 
 
 Ranking = Callable[[Candidates], Tensor]
@@ -40,7 +44,23 @@ def random(batch: Candidates) -> Tensor:
     return torch.rand(len(batch.losses), generator=batch.generator).to(batch.losses.device)
 
 
-RANKINGS: dict[str, Ranking] = {"exact": exact, "loss": loss, "random": random}
+def reads_head(ranking: Ranking) -> Ranking:
+    """Mark a ranking that looks at ``Candidates.head``."""
+    ranking.reads_head = True  # type: ignore[attr-defined]
+    return ranking
+
+
+@reads_head
+def gradient_norm(batch: Candidates) -> Tensor:
+    """Score by the norm of the sample's gradient in the last linear layer: free, for any loss."""
+    assert batch.head is not None, "a ranking marked by reads_head is given the head"
+    # the gradient of weight and bias is the outer product of the output's gradient and (input, 1)
+    inputs = (batch.head.inputs.square().sum(1) + 1).sqrt()
+    scores: Tensor = torch.linalg.vector_norm(batch.head.gradients, dim=1) * inputs
+    return scores
+
+
+RANKINGS: dict[str, Ranking] = {"exact": exact, "loss": loss, "gradient": gradient_norm, "random": random}
 
 
 def keep_highest(scores: Tensor, gamma: float) -> Tensor:

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from .ascent import Eps
 from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
 from .checks import checked_count
+from .head import HeadWatch
 from .passes import Gradients, added, first_pass, marking_the_last, mean_over_ranks, overflowed, plain_pass, second_pass
 from .perturb import forget_casts, moved_share, perturbed
 from .ranking import Candidates
@@ -71,6 +72,9 @@ class SharpnessAware(Wrapper):
 
     whole_gradient: bool = False
     """Whether ``combine`` wants the first gradient of every trainable tensor, not only of the chosen ones."""
+
+    reads_head: bool = False
+    """Whether ``select`` looks at what the last linear layer saw."""
 
     def __init__(
         self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None = None, seed: int | None = None
@@ -158,8 +162,9 @@ class SharpnessAware(Wrapper):
         losses: list[Tensor] = []
         first: Gradients = {}
         for group, last in marking_the_last(groups):
+            watch = HeadWatch(self.model) if self.reads_head else None
             group_losses, gradients = first_pass(
-                group, differentiated.weights, differentiated.index, scaler, self.model, self._faults
+                group, differentiated.weights, differentiated.index, scaler, self.model, self._faults, watch
             )
             losses.append(group_losses)
             if not gradients and len(chosen) == len(targets):
@@ -179,14 +184,16 @@ class SharpnessAware(Wrapper):
             del gradients  # the second pass needs the memory
             with perturbed(reached.weights, eps) as theta, frozen_statistics(layers):
                 self._warn_of_rounding(theta, reached.weights, eps)
-                keeps = self._select(group, group_losses)
+                keeps = self._select(group, group_losses, watch)
                 second_pass(keeps, share, scaler, self.model, last)
         if self.whole_gradient:
             first = mean_over_ranks(first, self._parameters(), self.model)
         self._finish_gradient(first if self.whole_gradient else None, scaler)
         return torch.cat(losses)
 
-    def _select(self, pieces: list[Piece], losses: Tensor) -> list[tuple[Piece, Tensor | None]]:
+    def _select(
+        self, pieces: list[Piece], losses: Tensor, watch: HeadWatch | None
+    ) -> list[tuple[Piece, Tensor | None]]:
         """Return the pieces of the second pass, each with the samples to keep of it."""
 
         def perturbed_losses() -> Tensor:
@@ -195,7 +202,8 @@ class SharpnessAware(Wrapper):
             forget_casts()  # autocast would hand the second pass weights without a graph
             return again
 
-        keep = self.select(Candidates(losses, perturbed_losses, self.generator))
+        head = None if watch is None else watch.head()
+        keep = self.select(Candidates(losses, perturbed_losses, self.generator, head))
         return [(piece, None) for piece in pieces] if keep is None else shared_out(keep, pieces)
 
     def _finish_gradient(self, first: Gradients | None, scaler: GradScaler | None) -> None:

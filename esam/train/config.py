@@ -34,7 +34,7 @@ class Config:
     gamma: float | None = None
     """SDS: share of the batch that takes the second pass."""
     ranking: str | None = None
-    """SDS: how the samples are ranked: exact, loss or random."""
+    """SDS: how the samples are ranked: exact, loss, gradient or random."""
     m: int | None = None
     """m-sharpness: samples that share one perturbation."""
 
