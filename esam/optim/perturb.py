@@ -34,6 +34,7 @@ def perturbed(weights: Sequence[Tensor], eps: Eps) -> Iterator[list[Tensor]]:
         theta = _clones(weights)
         try:
             eps.add_to(weights)
+            del eps
             forget_casts()
             with torch.enable_grad():
                 yield theta

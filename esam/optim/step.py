@@ -181,9 +181,10 @@ class SharpnessAware(Wrapper):
                 first = added(first, gradients, share)
             reached = chosen.having(gradients)
             eps = self.ascent(reached, [gradients[n] for n in reached.index])
-            del gradients  # the second pass needs the memory
+            del gradients
             with perturbed(reached.weights, eps) as theta, frozen_statistics(layers):
                 self._warn_of_rounding(theta, reached.weights, eps)
+                del eps  # its directions are the first gradient: the second pass needs the memory
                 keeps = self._select(group, group_losses, watch)
                 second_pass(keeps, share, scaler, self.model, last)
         if self.whole_gradient:
