@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from esam.bench.config import Bench
 from esam.train.config import Config
 from esam.train.names import did_you_mean
 
@@ -25,6 +26,7 @@ Sharpness-aware training for PyTorch at ESAM's price.
 commands:
   compare [RECIPE]  train by several methods and seeds, alike in all else; table and report
   train [RECIPE]    one run, with checkpoints and a record
+  bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
   models            the models that can be named
   recipes           the experiments that can be named
@@ -69,6 +71,21 @@ class ModelsOptions:
 @dataclass(frozen=True)
 class RecipesOptions:
     """The recipes that `esam compare` and `esam train` can name."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
+
+    bench: tyro.conf.OmitArgPrefixes[Bench]
+    contenders: tuple[str, ...] = ("sgd", "sam", "esam", "esam-swp", "esam-sds", "esam-gradient", "esam-suffix")
+    """Who is timed; an unknown name is answered with all of them."""
+    against: tuple[str, ...] = ()
+    """Other packages to time beside them: pytorch_optimizer."""
+    memory: bool = True
+    """Measure memory too."""
+    out: Path | None = None
+    """Where to write the JSON record."""
 
 
 @dataclass(frozen=True)
@@ -161,6 +178,30 @@ def compare(arguments: list[str]) -> None:
         raise failure
 
 
+def bench(arguments: list[str]) -> None:
+    """``esam bench step``: what a step costs."""
+    if arguments[:1] != ["step"]:
+        raise ValueError(f"esam bench knows one thing to measure, step, got {arguments[:1] or 'nothing'}")
+    options = _parse("bench step", BenchOptions, arguments[1:], bench=Bench())
+    import json
+
+    from rich.console import Console
+
+    from esam.bench.contenders import contender
+    from esam.bench.steps import bench_steps, peak_memory, steps_table
+    from esam.train.record import write_atomically
+
+    contenders = {name: contender(name) for name in (*options.contenders, *options.against)}
+    result = bench_steps(options.bench, contenders)
+    if options.memory:
+        for name, row in result["contenders"].items():
+            row["memory"] = peak_memory(options.bench, name)
+    console = Console()
+    console.print(steps_table(result), width=console.width if console.is_terminal else 120)
+    if options.out is not None:
+        write_atomically(options.out, (json.dumps(result, indent=1) + "\n").encode())
+
+
 def report(arguments: list[str]) -> None:
     """``esam report``: records to a page."""
     options = _parse("report", ReportOptions, arguments)
@@ -187,7 +228,7 @@ def recipes(arguments: list[str]) -> None:
         print(f"{name:20} {(recipe.__doc__ or '').splitlines()[0]}")
 
 
-COMMANDS = {"compare": compare, "train": train, "report": report, "models": models, "recipes": recipes}
+COMMANDS = {"compare": compare, "bench": bench, "train": train, "report": report, "models": models, "recipes": recipes}
 
 
 def _parse(command: str, options: type[Any], arguments: list[str], **defaults: Any) -> Any:

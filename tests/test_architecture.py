@@ -14,6 +14,7 @@ ALLOWED = {
     "analysis": set(),
     "train": {"optim"},
     "report": {"train", "analysis"},
+    "bench": {"optim", "train"},
     "compare": {"optim", "train", "measures", "report"},
     "recipes": {"optim", "train", "analysis", "compare"},
     "integrations": {"optim"},

@@ -1,0 +1,140 @@
+"""How long does one step take, how many passes, how much memory?"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+from esam.train.models import build_model, fastest_memory_format
+from esam.train.record import environment
+
+from .config import Bench
+from .contenders import Build, Contender
+
+
+def bench_steps(
+    bench: Bench, contenders: Mapping[str, Contender], *, on_round: Callable[[int], None] = lambda _: None
+) -> dict[str, Any]:
+    """Return times, counted passes and ratios; every contender steps once a round, so that noise hits all alike.
+
+    On the CPU with one thread, times are processor time, which a busy machine disturbs least; else the clock's.
+    """
+    torch.set_num_threads(bench.threads)
+    steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
+    passes = {name: _counted(*step) for name, step in steps.items()}  # a first step, which also warms up
+    clock = _clock(bench)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(bench.rounds):
+        names = list(steps)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            start = clock()
+            steps[name][1]()
+            times[name].append(clock() - start)
+        on_round(number + 1)
+    bases = [name for name in ("sgd", "sam") if name in times]
+    rows = {
+        name: {
+            "seconds": _spread(times[name]),
+            **{
+                f"time / {other}": _spread(_ratios(times[name], times[other]))
+                for other in ("sgd", "sam")
+                if other in times
+            },
+            **passes[name],
+            "units": contenders[name].units,
+        }
+        for name in steps
+    }
+    return {"bench": asdict(bench), "contenders": rows, "environment": environment(bench.device)}
+
+
+def prepared(bench: Bench, build: Build) -> tuple[nn.Module, Callable[[], Any]]:
+    """Return a fresh model, the same for all, and the function that steps it on one fixed batch."""
+    torch.manual_seed(0)
+    channels = 3
+    model = build_model(bench.model, classes=bench.classes, channels=channels, size=bench.size)
+    layout = fastest_memory_format(model)
+    model = model.to(device=bench.device, memory_format=layout).train()  # type: ignore[call-overload]
+    x = torch.randn(bench.batch_size, channels, bench.size, bench.size, device=bench.device)
+    y = torch.randint(0, bench.classes, (bench.batch_size,), device=bench.device)
+    return model, build(model, x.contiguous(memory_format=layout), y)
+
+
+def steps_table(result: dict[str, Any]) -> Table:
+    """Return the result for the terminal: times and ratios with their intervals, counted passes and cost, memory."""
+    rows: dict[str, dict[str, Any]] = result["contenders"]
+    table = Table(title="{model}, batch {batch_size}, {threads} thread(s), {device}".format(**result["bench"]))
+    ratios = [key for key in ("time / sgd", "time / sam") if any(key in row for row in rows.values())]
+    for title in ("Step by", "ms", *ratios, "forward", "backward", "units", "MiB"):
+        table.add_column(title, justify="left" if title == "Step by" else "right", no_wrap=True)
+    for name, row in rows.items():
+        shown = [f"{1e3 * row['seconds']['median']:.1f}"]
+        shown += ["{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row[key]) for key in ratios]
+        shown += [f"{row[key]:g}" for key in ("forwards", "backwards", "units")]
+        table.add_row(name, *shown, f"{row['memory'] / 2**20:.0f}" if "memory" in row else "")
+    return table
+
+
+def peak_memory(bench: Bench, name: str) -> int:
+    """Return the bytes that three steps need beyond the model and the batch, in a process of their own."""
+    command = [sys.executable, "-m", "esam.bench.memory", json.dumps(asdict(bench)), name]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the memory of {name} could not be measured: {done.stderr.strip().splitlines()[-1:]}")
+    return int(done.stdout)
+
+
+def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
+    """Take one step and count its passes, in batches, by hooks on the model."""
+    counts = {"forwards": 0.0, "backwards": 0.0}
+    sizes: list[int] = []
+
+    def back(gradient: Tensor) -> None:
+        counts["backwards"] += len(gradient)
+
+    def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        sizes.append(len(output))
+        counts["forwards"] += len(output)
+        if output.requires_grad:
+            output.register_hook(back)  # type: ignore[no-untyped-call]
+
+    handle = model.register_forward_hook(after)
+    try:
+        step()
+    finally:
+        handle.remove()
+    return {name: count / sizes[0] for name, count in counts.items()}
+
+
+def _ratios(mine: list[float], theirs: list[float]) -> list[float]:
+    return [a / b for a, b in zip(mine, theirs, strict=True)]
+
+
+def _clock(bench: Bench) -> Callable[[], float]:
+    device = torch.device(bench.device)
+    if device.type == "cpu":
+        return time.process_time if bench.threads == 1 else time.perf_counter
+
+    def synchronised() -> float:
+        torch.get_device_module(device).synchronize(device)
+        return time.perf_counter()
+
+    return synchronised
+
+
+def _spread(values: list[float]) -> dict[str, Any]:
+    """Return the median, and an interval for it: the order statistics that hold it with 95 % where n allows."""
+    ordered, n = sorted(values), len(values)
+    reach = round(0.98 * n**0.5)
+    low, high = max(0, n // 2 - reach), min(n - 1, (n - 1) // 2 + reach)
+    return {"median": statistics.median(ordered), "interval": [ordered[low], ordered[high]], "n": n}

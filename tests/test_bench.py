@@ -1,0 +1,72 @@
+"""The bench of one step: what it counts and what it says; never how long it took."""
+
+import json
+
+import pytest
+import torch
+
+from esam.bench.config import Bench
+from esam.bench.contenders import CONTENDERS, contender
+from esam.bench.steps import bench_steps, peak_memory, steps_table
+from esam.cli import main
+
+TINY = Bench(model="mlp", batch_size=8, size=8, rounds=3)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    yield
+    torch.set_num_threads(1)
+
+
+def test_passes_are_counted_by_hooks_in_batches():
+    result = bench_steps(TINY, {name: contender(name) for name in ("sgd", "sam", "esam", "esam-gradient", "esam-swp")})
+    counted = {name: (row["forwards"], row["backwards"]) for name, row in result["contenders"].items()}
+    assert counted == {
+        "sgd": (1, 1),
+        "sam": (2, 2),
+        "esam": (2.5, 1.5),
+        "esam-gradient": (1.5, 1.5),
+        "esam-swp": (2, 2),
+    }
+
+
+def test_the_counted_cost_is_the_sum_of_the_parts():
+    beta, gamma = 0.6, 0.5
+    units = {name: one.units for name, one in CONTENDERS.items()}
+    assert units["esam"] == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
+    assert units["esam-gradient"] == units["esam-loss"] == pytest.approx(1 + (1 + beta) + 3 * gamma)
+    assert units["esam-suffix"] == pytest.approx(1 + 2 * beta + 3 * gamma)
+    assert units["esam-swp"] == pytest.approx(1 + (1 + beta) + 3)
+    assert units["esam-sds"] == pytest.approx(3 + 1 + 3 * gamma)
+    assert units["looksam"] == pytest.approx((6 + 4 * 3) / 5)
+
+
+def test_every_contender_steps_and_is_compared_with_sgd_and_sam():
+    names = [name for name in CONTENDERS if name != "pytorch_optimizer"]
+    result = bench_steps(TINY, {name: contender(name) for name in names})
+    for name in names:
+        row = result["contenders"][name]
+        assert row["seconds"]["n"] == 3
+        assert row["seconds"]["interval"][0] <= row["seconds"]["median"] <= row["seconds"]["interval"][1]
+        assert {"time / sgd", "time / sam"} <= row.keys()
+    assert result["contenders"]["sam"]["time / sam"]["median"] == 1
+    assert steps_table(result).row_count == len(names)
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    assert peak_memory(Bench(model="mlp", batch_size=512, size=32, rounds=1), "sam") > 1_000_000
+
+
+def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    command = "bench step --model mlp --batch-size 8 --size 8 --rounds 2 --contenders sgd sam --no-memory --out"
+    assert main([*command.split(), str(out)]) == 0
+    assert "time / sgd" in capsys.readouterr().out
+    assert list(json.loads(out.read_text())["contenders"]) == ["sgd", "sam"]
+
+
+def test_an_unknown_contender_is_answered_with_the_nearest(capsys):
+    assert main(["bench", "step", "--contenders", "esam-gradent"]) == 1
+    assert "Did you mean 'esam-gradient'?" in capsys.readouterr().err
+    assert main(["bench", "epoch"]) == 1
