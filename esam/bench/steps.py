@@ -45,11 +45,7 @@ def bench_steps(
     rows = {
         name: {
             "seconds": _spread(times[name]),
-            **{
-                f"time / {other}": _spread(_ratios(times[name], times[other]))
-                for other in ("sgd", "sam")
-                if other in times
-            },
+            **{f"time / {other}": _spread(_ratios(times[name], times[other])) for other in bases},
             **passes[name],
             "units": contenders[name].units,
         }
