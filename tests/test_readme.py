@@ -4,12 +4,18 @@ import re
 import textwrap
 from pathlib import Path
 
+import pytest
 import torch
 
 from esam import METHODS
 from esam.optim import registry
+from esam.report.markdown import markdown_table
+from esam.report.table import summarise
+from esam.train.record import read_records
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+SHOWN = ("Test acc., %", "Best, %", "Train acc., %", "Sharpness", "Forward", "Backward")
 
 
 def test_the_readmes_loop_runs_and_learns():
@@ -50,3 +56,12 @@ def test_the_readmes_fit_trains_a_users_own_model(capsys):
     assert scope["progress"].epoch == 10
     assert scope["progress"].best > 0.9
     assert capsys.readouterr().out.count("test_accuracy") == 10
+
+
+@pytest.mark.parametrize("folder", ["cifar10/runs", "demo"])
+def test_the_readmes_results_are_those_of_the_committed_records(folder):
+    rows = summarise(read_records(ROOT / "results" / folder))
+    for condition in dict.fromkeys(row.condition for row in rows):
+        here = [row for row in rows if row.condition == condition]
+        assert all(row.n == 3 and row.unfinished == 0 for row in here)
+        assert markdown_table(here, SHOWN) in README, markdown_table(here, SHOWN)
