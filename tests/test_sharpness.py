@@ -105,11 +105,12 @@ def test_the_model_its_modes_and_the_random_stream_are_left_alone(digits):
 def test_of_a_model_it_is_the_rise_under_sams_own_step(digits):
     model = network().eval()
     count = min(IMAGES, len(digits.train))
-    x = (digits.train.images[:count].float() / 255 - digits.mean[0]) / digits.std[0]
+    rows = torch.tensor([round(i * (len(digits.train) - 1) / (count - 1)) for i in range(count)])
+    x = (digits.train.images[rows].float() / 255 - digits.mean[0]) / digits.std[0]
     losses = []
 
     def closure(keep):
-        losses.append(F.cross_entropy(model(x[keep]), digits.train.labels[:count][keep], reduction="none"))
+        losses.append(F.cross_entropy(model(x[keep]), digits.train.labels[rows][keep], reduction="none"))
         return losses[-1]
 
     SAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=RHO).step(closure)

@@ -35,6 +35,7 @@ class ESAM(SharpnessAware):
         m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
         seed: Seed of the optimizer's own generator; None: torch's initial seed.
 
+    >>> import torch
     >>> model = nn.Linear(4, 1)
     >>> x, y = torch.randn(8, 4), torch.randn(8)
     >>> optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
