@@ -188,14 +188,15 @@ def bench(arguments: list[str]) -> None:
     from rich.console import Console
 
     from esam.bench.contenders import contender
-    from esam.bench.steps import bench_steps, peak_memory, steps_table
+    from esam.bench.memory import peak_memory
+    from esam.bench.steps import bench_steps, steps_table
     from esam.train.record import write_atomically
 
     contenders = {name: contender(name) for name in (*options.contenders, *options.against)}
     result = bench_steps(options.bench, contenders)
     if options.memory:
         for name, row in result["contenders"].items():
-            row["memory"] = peak_memory(options.bench, name)
+            row["memory"] = peak_memory(options.bench, contenders[name])
     console = Console()
     console.print(steps_table(result), width=console.width if console.is_terminal else 120)
     if options.out is not None:

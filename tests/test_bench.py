@@ -7,7 +7,8 @@ import torch
 
 from esam.bench.config import Bench
 from esam.bench.contenders import CONTENDERS, contender
-from esam.bench.steps import bench_steps, peak_memory, steps_table
+from esam.bench.memory import peak_memory
+from esam.bench.steps import bench_steps, steps_table
 from esam.cli import main
 
 TINY = Bench(model="mlp", batch_size=8, size=8, rounds=3)
@@ -55,7 +56,7 @@ def test_every_contender_steps_and_is_compared_with_sgd_and_sam():
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
-    assert peak_memory(Bench(model="mlp", batch_size=512, size=32, rounds=1), "sam") > 1_000_000
+    assert peak_memory(Bench(model="mlp", batch_size=512, size=32, rounds=1), contender("sam")) > 1_000_000
 
 
 def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):

@@ -252,7 +252,7 @@ def test_a_device_that_is_not_there_is_refused():
 def test_each_method_takes_its_own_settings_and_no_other():
     assert settings_of("sgd") == []
     assert settings_of("sam") == settings_of("asam") == settings_of("looksam") == ["rho", "m"]
-    assert settings_of("esam") == settings_of("esam-swp") == ["rho", "beta", "gamma", "ranking", "m"]
+    assert settings_of("esam") == settings_of("esam-swp") == ["rho", "beta", "gamma", "ranking", "choose", "m"]
 
 
 @pytest.mark.parametrize("method", ["sgd", *METHODS])

@@ -42,14 +42,22 @@ def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
     return step
 
 
-def method(name: str, **settings: Any) -> Build:
-    """Return the contender that steps by a method of the registry."""
+@dataclass(frozen=True)
+class Registered:
+    """Steps by a method of the registry."""
 
-    def build(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
-        optimizer = METHODS[name](base_optimizer(model), model, **settings)
+    name: str
+    settings: dict[str, Any]
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
+        """Return the function that takes one step."""
+        optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
         return lambda: optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"))
 
-    return build
+
+def method(name: str, **settings: Any) -> Build:
+    """Return the contender that steps by a method of the registry."""
+    return Registered(name, settings)
 
 
 def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:

@@ -1,24 +1,29 @@
-"""What does a contender's step need in memory? A process of its own: ``python -m esam.bench.memory BENCH NAME``."""
+"""What does a contender's step need in memory? A process of its own tells."""
 
 from __future__ import annotations
 
-import json
-import sys
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
 
 from .config import Bench
-from .contenders import contender
+from .contenders import Contender
 from .steps import prepared
 
-STEPS = 3
+STEPS = 5
 
 
-def main(bench: Bench, name: str) -> int:
-    """Take some steps and return the highest memory beyond what stood before them, in bytes."""
+def peak_memory(bench: Bench, contender: Contender) -> int:
+    """Return the bytes that some steps need beyond the model and the batch, in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        return fresh.submit(_peak_of_this_process, bench, contender).result()
+
+
+def _peak_of_this_process(bench: Bench, contender: Contender) -> int:
     torch.set_num_threads(bench.threads)
-    _, step = prepared(bench, contender(name).build)
+    _, step = prepared(bench, contender.build)
     device = torch.device(bench.device)
     if device.type == "cuda":
         before = torch.cuda.memory_allocated(device)
@@ -37,7 +42,3 @@ def _status(field: str) -> int:
         if line.startswith(f"{field}:"):
             return 1024 * int(line.split()[1])
     raise ValueError(f"this system does not tell {field}; memory is measured on Linux and CUDA only")
-
-
-if __name__ == "__main__":
-    print(main(Bench(**json.loads(sys.argv[1])), sys.argv[2]))

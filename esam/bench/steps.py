@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -45,7 +42,7 @@ def bench_steps(
     rows = {
         name: {
             "seconds": _spread(times[name]),
-            **{f"time / {other}": _spread(_ratios(times[name], times[other])) for other in bases},
+            **{f"time / {other}": _compared(times[name], times[other]) for other in bases},
             **passes[name],
             "units": contenders[name].units,
         }
@@ -71,23 +68,24 @@ def steps_table(result: dict[str, Any]) -> Table:
     rows: dict[str, dict[str, Any]] = result["contenders"]
     table = Table(title="{model}, batch {batch_size}, {threads} thread(s), {device}".format(**result["bench"]))
     ratios = [key for key in ("time / sgd", "time / sam") if any(key in row for row in rows.values())]
-    for title in ("Step by", "ms", *ratios, "forward", "backward", "units", "MiB"):
+    for title in (
+        "Step by",
+        "ms",
+        *ratios,
+        *(f"total{key[4:]}" for key in ratios),
+        "forward",
+        "backward",
+        "units",
+        "MiB",
+    ):
         table.add_column(title, justify="left" if title == "Step by" else "right", no_wrap=True)
     for name, row in rows.items():
         shown = [f"{1e3 * row['seconds']['median']:.1f}"]
         shown += ["{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row[key]) for key in ratios]
+        shown += ["{of totals:.2f}".format(**row[key]) for key in ratios]
         shown += [f"{row[key]:g}" for key in ("forwards", "backwards", "units")]
         table.add_row(name, *shown, f"{row['memory'] / 2**20:.0f}" if "memory" in row else "")
     return table
-
-
-def peak_memory(bench: Bench, name: str) -> int:
-    """Return the bytes that three steps need beyond the model and the batch, in a process of their own."""
-    command = [sys.executable, "-m", "esam.bench.memory", json.dumps(asdict(bench)), name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"the memory of {name} could not be measured: {done.stderr.strip().splitlines()[-1:]}")
-    return int(done.stdout)
 
 
 def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
@@ -112,8 +110,9 @@ def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
     return {name: count / sizes[0] for name, count in counts.items()}
 
 
-def _ratios(mine: list[float], theirs: list[float]) -> list[float]:
-    return [a / b for a, b in zip(mine, theirs, strict=True)]
+def _compared(mine: list[float], theirs: list[float]) -> dict[str, Any]:
+    """Return the ratios round by round, and that of the totals: fair to a step whose cost is drawn anew each time."""
+    return {**_spread([a / b for a, b in zip(mine, theirs, strict=True)]), "of totals": sum(mine) / sum(theirs)}
 
 
 def _clock(bench: Bench) -> Callable[[], float]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from esam.train.config import Config
+from esam.train.config import METHOD_SETTINGS, Config
 from esam.train.names import did_you_mean
 from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record, write_atomically
 
@@ -63,14 +63,16 @@ def plan(comparison: Comparison, folder: str | Path) -> list[PlannedRun]:
 def _own_settings(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return what differs for a method: what is given for it by name, and None for common settings that are not its."""
     from esam.optim import METHODS  # here: reading a plan must not wait for torch
-    from esam.train.runs import METHOD_SETTINGS, settings_of
+    from esam.train.runs import settings_of
 
     taken = settings_of(method)
     known = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", *METHOD_SETTINGS} | {*taken}
     for name in given:
         if name not in known:
             raise ValueError(f"{method} has no setting {name!r} of its own.{did_you_mean(name, known)}")
-    # SAM has no gamma, and esam-swp is ESAM with gamma = 1; equal runs are shared, so what means nothing is dropped
+    # SAM has no gamma; esam-swp is ESAM with gamma = 1, where no ranking matters. Equal runs are shared, so what means
+    # nothing is dropped
     fixed = METHODS[method].settings if method in METHODS else {}
-    dropped = [name for name in METHOD_SETTINGS if name not in taken or name in fixed]
+    idle = {{"gamma": "ranking", "beta": "choose"}.get(name) for name in fixed}
+    dropped = [name for name in METHOD_SETTINGS if name not in taken or name in fixed or name in idle]
     return {**dict.fromkeys(dropped), **given}

@@ -60,7 +60,25 @@ def gradient_norm(batch: Candidates) -> Tensor:
     return scores
 
 
-RANKINGS: dict[str, Ranking] = {"exact": exact, "loss": loss, "gradient": gradient_norm, "random": random}
+@reads_head
+def aligned(batch: Candidates) -> Tensor:
+    """Score by the product of the sample's gradient with the batch's in the last linear layer: free, for any loss.
+
+    To first order and up to a factor, it is the rise that the layer's part of SAM's eps brings.
+    """
+    assert batch.head is not None, "a ranking marked by reads_head is given the head"
+    inputs, gradients = batch.head.inputs, batch.head.gradients
+    moved = inputs @ (inputs.T @ gradients) + gradients.sum(0)  # how the layer's outputs move along that eps
+    return (gradients * moved).sum(1)
+
+
+RANKINGS: dict[str, Ranking] = {
+    "exact": exact,
+    "aligned": aligned,
+    "gradient": gradient_norm,
+    "loss": loss,
+    "random": random,
+}
 
 
 def keep_highest(scores: Tensor, gamma: float) -> Tensor:

@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from .names import did_you_mean
 
+METHOD_SETTINGS = ("rho", "beta", "gamma", "ranking", "choose", "m")
+"""The settings that belong to the method, not to the training around it."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -34,7 +37,9 @@ class Config:
     gamma: float | None = None
     """SDS: share of the batch that takes the second pass."""
     ranking: str | None = None
-    """SDS: how the samples are ranked: exact, loss, gradient or random."""
+    """SDS: how the samples are ranked: exact, aligned, gradient, loss or random."""
+    choose: str | None = None
+    """SWP: how the tensors are drawn: independent or suffix."""
     m: int | None = None
     """m-sharpness: samples that share one perturbation."""
 
@@ -88,5 +93,5 @@ class Config:
 
     def method_settings(self) -> dict[str, Any]:
         """Return the settings of the method that were given."""
-        given = {"rho": self.rho, "beta": self.beta, "gamma": self.gamma, "ranking": self.ranking, "m": self.m}
+        given = {name: getattr(self, name) for name in METHOD_SETTINGS}
         return {name: value for name, value in given.items() if value is not None}

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from esam.optim import METHODS, Plain, SharpnessAware
 
 from .checkpoint import Checkpoint
-from .config import Config
+from .config import METHOD_SETTINGS, Config
 from .data import Batches, Data, load_data
 from .evaluation import evaluate
 from .loop import Schedule, cosine, fit
@@ -26,7 +26,6 @@ from .resume import Progress
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
-METHOD_SETTINGS = ("rho", "beta", "gamma", "ranking", "m")
 EVALUATION_BATCH = 500
 
 Measure = Callable[[nn.Module, Data, torch.device], Any]
