@@ -22,7 +22,7 @@ BASE = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         (lambda: ESAM(BASE, MODEL, choose="all"), "choose must be one of independent, suffix, got 'all'"),
         (
             lambda: ESAM(BASE, MODEL, ranking="best"),
-            "ranking must be one of exact, loss, gradient, random or a function",
+            "ranking must be one of exact, aligned, gradient, loss, random or a function",
         ),
         (lambda: SAM(BASE, MODEL, rho=-0.1), "rho must be a finite number >= 0 .* got -0.1"),
         (lambda: SAM(BASE, MODEL, rho=float("nan")), "rho must be a finite number"),

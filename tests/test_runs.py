@@ -223,7 +223,7 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path):
         ({"device": "gpu"}, "device must be auto, cpu or one that torch finds here, got 'gpu'"),
         ({"method": "sam", "gamma": 0.5}, "sam takes no gamma; it takes rho, m"),
         ({"method": "esam", "gamma": 1.5}, r"gamma must be in \(0, 1\], got 1.5"),
-        ({"method": "esam", "ranking": "exat"}, "ranking must be one of exact, loss, gradient, random"),
+        ({"method": "esam", "ranking": "exat"}, "ranking must be one of exact, aligned, gradient, loss, random"),
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"train_size": 10**6}, r"train_size must be in 1..1438"),
         ({"label_noise": 20}, "for 20 % write 0.2"),

@@ -27,10 +27,10 @@ class Piece:
     stretch: tuple[int, int] | None = None
     random: RandomState = field(default_factory=list)
 
-    def first_losses(self) -> Tensor:
+    def first_losses(self, *, graph_expected: bool = True) -> Tensor:
         """Run the samples and return a loss for each; remember the random state that they met."""
         self.random = random_state(self.devices)
-        losses = checked_losses(self.closure(self._of_closure(None)), self.size)
+        losses = checked_losses(self.closure(self._of_closure(None)), self.size, graph_expected=graph_expected)
         self.size = len(losses)
         return losses
 
@@ -71,7 +71,7 @@ def checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closur
     return cast(list[Closure], closures)
 
 
-def checked_losses(losses: object, expected: int | None) -> Tensor:
+def checked_losses(losses: object, expected: int | None, *, graph_expected: bool = True) -> Tensor:
     """Return the closure's losses, ``expected`` of them if that is known, or say what is wrong with them."""
     if not isinstance(losses, Tensor):
         raise ValueError(
@@ -91,7 +91,7 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
         raise ValueError("the closure returned no losses: the batch is empty; skip empty batches")
     if not losses.is_floating_point():
         raise ValueError(f"the closure returned losses of type {losses.dtype}; return floating-point losses")
-    if torch.is_grad_enabled() and not losses.requires_grad:
+    if graph_expected and torch.is_grad_enabled() and not losses.requires_grad:
         raise ValueError(
             "the closure returned losses without a graph; compute them from the model, without detach() or no_grad(), "
             "and check that some parameter requires a gradient"

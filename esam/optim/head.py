@@ -38,9 +38,12 @@ class HeadWatch:
     def watching(self) -> Iterator[None]:
         """Collect inside this block."""
 
-        def collect(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def collect(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if not output.requires_grad:  # no weight before it takes part in this pass
+                output = output.detach().requires_grad_().clone()
             self._inputs.append(inputs[0].detach())
             self._outputs.append(output)
+            return output
 
         handle = self._layer.register_forward_hook(collect)
         try:

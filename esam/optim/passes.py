@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -32,14 +32,19 @@ def first_pass(
 ) -> tuple[Tensor, Gradients]:
     """Return each sample's loss at theta and the gradient of their mean with respect to these weights only.
 
-    Nothing is computed for other weights, backward stops at the earliest of these, and ``.grad`` is not touched.
+    Nothing is computed or saved for other weights, backward stops at the earliest of these, and ``.grad`` is not
+    touched.
     """
     losses: list[Tensor] = []
     gradients: Gradients = {}
     scale = 1.0 if scaler is None else scaler.get_scale()
-    with unsynchronised(model), nullcontext() if watch is None else watch.watching():
+    others = _others(model, weights) if faults.others_may_rest else []
+    with unsynchronised(model), _at_rest(others), nullcontext() if watch is None else watch.watching():
         for piece in pieces:
-            piece_losses = piece.first_losses()
+            piece_losses = piece.first_losses(graph_expected=not others)
+            if not piece_losses.requires_grad:  # it uses none of these weights
+                losses.append(piece_losses)
+                continue
             loss = _scaled(piece_losses.mean(), scaler)
             inputs: list[Any] = [*weights, *faults.inputs_to_add(piece_losses, weights)]
             if watch is not None:
@@ -55,6 +60,24 @@ def first_pass(
     # the size of the batch is known only now
     factor = len(losses[0]) / sum(map(len, losses)) / scale
     return torch.cat(losses), added({}, gradients, factor)
+
+
+def _others(model: nn.Module, weights: list[Tensor]) -> list[Tensor]:
+    """Return the model's trainable weights that are not among these."""
+    wanted = set(map(id, weights))
+    return [p for p in model.parameters() if p.requires_grad and id(p) not in wanted]
+
+
+@contextmanager
+def _at_rest(weights: list[Tensor]) -> Iterator[None]:
+    """Keep these weights out of the graph, so that the forward pass saves nothing for their gradients."""
+    try:
+        for w in weights:
+            w.requires_grad_(False)
+        yield
+    finally:
+        for w in weights:
+            w.requires_grad_(True)
 
 
 def plain_pass(pieces: list[Piece], parameters: list[Tensor], scaler: GradScaler | None, model: nn.Module) -> Tensor:

@@ -13,6 +13,9 @@ class GraphFaults:
 
     def __init__(self) -> None:
         self._group_norm: bool | None = None
+        self.others_may_rest = False
+        """Whether weights without a part in a pass may lose ``requires_grad`` meanwhile: not before a graph was seen,
+        not with GroupNorm (the crash below), not with a compiled graph (another one would be compiled each time)."""
 
     def inputs_to_add(self, losses: Tensor, weights: list[Tensor]) -> list[GradientEdge]:
         """Return what must be differentiated besides the weights: the inputs of the GroupNorms that hold them.
@@ -24,6 +27,7 @@ class GraphFaults:
             nodes = list(_nodes(losses))
             _refuse_reentrant_checkpoints(nodes)
             self._group_norm = any(map(_is_group_norm, nodes))
+            self.others_may_rest = not self._group_norm and not any(map(_is_compiled, nodes))
         if not self._group_norm:
             return []
         wanted = {id(w) for w in weights}
@@ -48,6 +52,10 @@ def _nodes(losses: Tensor) -> Iterator[Node]:
 
 def _is_group_norm(node: Node) -> bool:
     return node.name().startswith("NativeGroupNormBackward")
+
+
+def _is_compiled(node: Node) -> bool:
+    return node.name().startswith("CompiledFunction")
 
 
 def _refuse_reentrant_checkpoints(nodes: list[Node]) -> None:
