@@ -1,6 +1,6 @@
 """Which ranking and which draw should ESAM take by itself? CIFAR-10 and CIFAR-100, three seeds of each.
 
-    ESAM_DATA=<folder with cifar10/ and cifar100/> python benchmarks/default_choice.py [--jobs 2] [--out results/cifar10]
+    ESAM_DATA=<folder with cifar10/ and cifar100/> python benchmarks/default_choice.py [--jobs 2]
 
 The recipe cifar10-small, and the same on CIFAR-100, for SGD, SAM and every combination worth its price; one rho for
 all, the one that the search behind the recipe found. Interrupted, it goes on where it was; runs are known by their

@@ -168,9 +168,27 @@ def test_the_gradient_ranking_scores_by_the_norm_of_the_last_layers_gradient():
     assert len(p.calls) == 2  # no pass of its own
 
 
-def test_the_gradient_ranking_reads_all_micro_batches():
-    p, whole = start(gamma=0.5, ranking="gradient")
-    q, pieces = start(gamma=0.5, ranking="gradient")
+def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer():
+    p, optimizer = start(gamma=0.25, ranking="aligned")
+    last = [p.model[4].weight, p.model[4].bias]
+    gradients = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(p.closure(torch.tensor([i])).sum(), last)])
+        for i in range(12)
+    ]
+    rises = torch.stack(gradients) @ sum(gradients)
+    p.calls.clear()
+    seen = []
+    rank = optimizer.ranking
+    optimizer.ranking = lambda batch: seen.append(rank(batch)) or seen[-1]
+    optimizer.step(p.closure)
+    assert torch.allclose(seen[0], rises, rtol=1e-9)
+    assert len(p.calls) == 2  # no pass of its own
+
+
+@pytest.mark.parametrize("ranking", ["gradient", "aligned"])
+def test_a_ranking_by_the_last_layer_reads_all_micro_batches(ranking):
+    p, whole = start(gamma=0.5, ranking=ranking)
+    q, pieces = start(gamma=0.5, ranking=ranking)
 
     def part(a, b):
         return lambda keep: nn.functional.cross_entropy(q.model(q.x[a:b][keep]), q.y[a:b][keep], reduction="none")

@@ -9,7 +9,7 @@ from conftest import mlp, problem
 from torch import nn
 
 from esam import ESAM, SAM
-from esam.optim.choice import suffix
+from esam.optim.choice import Draw, suffix
 
 
 def small_cnn(dtype=torch.float32):
@@ -215,3 +215,73 @@ def test_a_suffix_lets_backward_stop_early():
     assert counts[0] == 6
     assert min(counts) == 1
     assert 1.2 < sum(counts[1:]) / 39 < 3.6  # 0.3 of 6 layers is 1.8, and the last is always there
+
+
+def first_pass_of_a_run(model, x, picks, **settings):
+    """Return the elements that a first pass saves for its backward, the second time that these tensors are drawn."""
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, gamma=1, beta=0.5, seed=0, **settings)
+    saved = []
+
+    def closure(keep):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved[-1].append(t.numel()) or t, lambda t: t):
+            saved.append([])
+            return model(x[keep]).square().sum(1)
+
+    optimizer.step(closure)  # draws all tensors, whose norms it does not know yet
+    optimizer.choice = lambda count, beta, generator: Draw(picks, [0.5] * count)
+    optimizer.step(closure)
+    return sum(saved[2])
+
+
+def test_nothing_is_saved_for_tensors_that_are_not_drawn():
+    layers = [m for _ in range(6) for m in (nn.Linear(8, 8), nn.Tanh())]
+    model, x = nn.Sequential(*layers, nn.Linear(8, 3)), torch.randn(20, 8)
+    everything = first_pass_of_a_run(model, x, list(range(14)))
+    head = first_pass_of_a_run(model, x, [12, 13])
+    assert head <= 20 * 8 + 20 * 3 + 8 * 3  # the head's input, its output for the square, its weight
+    assert everything >= 6 * 20 * 8 + head
+
+
+def test_tensors_not_drawn_require_gradients_again_afterwards_also_when_the_closure_fails():
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.randn(6, 4)
+    model[0].bias.requires_grad_(False)  # frozen by the user
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, gamma=1, seed=0)
+    seen = []
+
+    def closure(keep):
+        seen.append([p.requires_grad for p in model.parameters()])
+        if len(seen) == 5:
+            raise RuntimeError("out of memory")
+        return model(x[keep]).square().sum(1)
+
+    optimizer.step(closure)
+    optimizer.choice = lambda count, beta, generator: Draw([count - 1], [0.5] * count)
+    optimizer.step(closure)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)
+    trainable = [True, False, True, True]
+    assert seen == [trainable, trainable, [False, False, False, True], trainable, [False, False, False, True]]
+    assert [p.requires_grad for p in model.parameters()] == trainable
+
+
+@pytest.mark.parametrize("ranking", ["loss", "gradient"])
+def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing(ranking):
+    """A branch of the model may rest in a batch; the step is then the base's own, on the kept samples."""
+    model = nn.ModuleDict({"used": nn.Linear(4, 3), "unused": nn.Linear(4, 3)}).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    weights = list(model["used"].parameters()) + list(model["unused"].parameters())
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), model["used"], gamma=0.5, seed=0, ranking=ranking)
+    optimizer.step(lambda keep: (model["used"](x[keep]) + model["unused"](x[keep])).square().sum(1))
+    optimizer.choice = lambda count, beta, generator: Draw([2, 3], [0.5] * count)
+    kept = []
+
+    def closure(keep):
+        kept.append(keep)
+        return model["used"](x[keep]).square().sum(1)
+
+    before = [w.detach().clone() for w in weights]
+    optimizer.step(closure)
+    for w, old in zip(weights[:2], before, strict=False):
+        w.data.copy_(old)
+    wanted = torch.autograd.grad(closure(kept[1]).mean(), weights[:2])
+    assert all(torch.allclose(w.grad, g, atol=1e-12) for w, g in zip(weights[:2], wanted, strict=True))

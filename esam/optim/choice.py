@@ -28,7 +28,13 @@ def independent(count: int, beta: float, generator: torch.Generator) -> Draw:
 
 
 def suffix(count: int, beta: float, generator: torch.Generator) -> Draw:
-    """Draw a run of tensors from a random depth to the output, so that backward really stops early.
+    """Draw a run of tensors from a random depth to the output, so that backward really stops early."""
+    full, depth = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
+    return run_to_the_output(count, beta, full, depth)
+
+
+def run_to_the_output(count: int, beta: float, full: float, depth: float) -> Draw:
+    """Return the run that two lots in [0, 1) decide: whether all tensors are drawn, and else from which depth on.
 
     Depth is the order in which the tensors were given. Beta is the mean share of tensors perturbed (a little more for
     few tensors, since the last is always drawn); a tensor is the more likely the nearer it lies to the output. Runs are
@@ -39,13 +45,12 @@ def suffix(count: int, beta: float, generator: torch.Generator) -> Draw:
     rest = (beta - certain) / (1 - certain) if certain < 1 else 0.0  # mean share of the other draws, at most 1/2
     # a start of fraction 1 - u^power leaves a run of mean length 1 / (1 + power)
     power = 1 / rest - 1 if rest > 0 else float("inf")
-    lots = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
     ends = [(i + 1) / count for i in range(count)]
     # position i belongs to the run when its start is at or before i: probability ends[i] ** power
     probabilities = [certain + (1 - certain) * end**power for end in ends]
-    if lots[0] < certain:
+    if full < certain:
         return Draw(list(range(count)), probabilities)
-    return Draw([i for i, end in enumerate(ends) if lots[1] <= end**power], probabilities)
+    return Draw([i for i, end in enumerate(ends) if depth <= end**power], probabilities)
 
 
 CHOICES: dict[str, Choice] = {"independent": independent, "suffix": suffix}

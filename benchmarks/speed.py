@@ -1,0 +1,39 @@
+"""What does a step cost, beside SAM's, SGD's and what others pay? All in one run, interleaved; memory apart.
+
+    python benchmarks/speed.py resnet18 [--rounds 20] [--out results/speed]
+    python benchmarks/speed.py vit-tiny
+
+Needs pytorch_optimizer for its SAM (pip install pytorch_optimizer).
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+from peers import PEERS
+from rich.console import Console
+
+from esam.bench.config import Bench
+from esam.bench.contenders import CONTENDERS
+from esam.bench.memory import peak_memory
+from esam.bench.steps import bench_steps, steps_table
+from esam.train.record import write_atomically
+
+
+def main(bench, out):
+    contenders = {**CONTENDERS, **PEERS}
+    result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))
+    for name, row in result["contenders"].items():
+        row["memory"] = peak_memory(bench, contenders[name])
+    Console(width=140).print(steps_table(result))
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    arguments = parser.parse_args()
+    main(Bench(model=arguments.model, rounds=arguments.rounds), arguments.out)
