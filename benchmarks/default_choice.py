@@ -18,36 +18,31 @@ from esam.compare.live import show_results
 from esam.recipes.cifar import cifar10_small, cifar10_small_noisy
 
 RHO = 0.05
-VARIANTS = (
-    ("exact", "independent"),  # the paper's
-    ("random", "suffix"),
-    ("random", "independent"),
-    ("gradient", "independent"),
-    ("gradient", "suffix"),
-    ("loss", "independent"),
-    ("aligned", "independent"),
-)
+CANDIDATES = (("exact", "independent"), ("random", "suffix"), ("random", "independent"), ("gradient", "independent"))
+"""What is compared on both datasets: the paper's form first."""
+OTHERS = (("loss", "independent"), ("aligned", "independent"))
 
 
-def variant(config, ranking, choose):
-    """Return the comparison that holds one form of ESAM."""
-    return Comparison(dataclasses.replace(config, rho=RHO, ranking=ranking, choose=choose), ("esam",))
+def form(config, ranking, choose, folder):
+    """Return the runs of ESAM in one form."""
+    return plan(Comparison(dataclasses.replace(config, rho=RHO, ranking=ranking, choose=choose), ("esam",)), folder)
 
 
-def runs_of(config, folder):
-    """Return the runs of one dataset: SGD, SAM, SWP by suffix, and ESAM in every form."""
-    base = Comparison(config, ("sgd", "sam"), settings={"sam": {"rho": RHO}})
-    swp = Comparison(dataclasses.replace(config, rho=RHO, choose="suffix"), ("esam-swp",))
-    return [run for c in (base, *(variant(config, *v) for v in VARIANTS), swp) for run in plan(c, folder)]
+def candidates(config, folder):
+    """Return the runs that choose the default on one dataset: SGD and SAM beside the candidates."""
+    runs = plan(Comparison(config, ("sgd", "sam"), settings={"sam": {"rho": RHO}}), folder)
+    return runs + [run for pair in CANDIDATES for run in form(config, *pair, folder)]
 
 
 def main(out, jobs):
-    clean = cifar10_small().config
-    runs = runs_of(clean, out) + runs_of(dataclasses.replace(clean, data="uoft-cs/cifar100"), out)
-    runs += plan(variant(cifar10_small_noisy().config, *VARIANTS[1]), out)
+    config = cifar10_small().config
+    runs = candidates(config, out) + candidates(dataclasses.replace(config, data="uoft-cs/cifar100"), out)
+    others = [run for pair in OTHERS for run in form(config, *pair, out)]
+    others += plan(Comparison(dataclasses.replace(config, rho=RHO, choose="suffix"), ("esam-swp",)), out)
+    others += form(cifar10_small_noisy().config, "random", "suffix", out)
     runs.sort(key=lambda run: run.config.seed)  # whole comparisons first
-    Launcher(runs, jobs=jobs)()
-    show_results(runs, Console(width=200))
+    Launcher(runs + others, jobs=jobs)()
+    show_results(runs + others, Console(width=200))
 
 
 if __name__ == "__main__":
