@@ -160,7 +160,7 @@ def main(label_noise, out):
         }
         print(json.dumps(result["epochs"], indent=1), flush=True)
         if out:
-            write_atomically(out, json.dumps(result, indent=1) + "\n")
+            write_atomically(out, (json.dumps(result, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

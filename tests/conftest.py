@@ -5,6 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esam import ESAM, METHODS
+from esam.optim.registry import Method
+
 torch.set_num_threads(1)
 
 
@@ -39,6 +42,12 @@ def normalised(dtype=torch.float64):
         nn.BatchNorm1d(8, momentum=None),
     )
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 3)).to(dtype)
+
+
+PAPER = {"ranking": "exact", "choose": "independent"}
+"""ESAM as the paper has it."""
+EVERY_METHOD = {**METHODS, "esam-paper": Method("ESAM", ESAM, PAPER)}
+"""What the contract is tested on: the registry, and the form of ESAM that is not its default."""
 
 
 def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):

@@ -6,12 +6,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import mlp, problem
+from conftest import EVERY_METHOD, mlp, problem
 from torch import nn
 
-from esam import ESAM, METHODS, SAM, LookSAM
+from esam import ESAM, SAM, LookSAM
 
-every_method = pytest.mark.parametrize("name", METHODS)
+every_method = pytest.mark.parametrize("name", EVERY_METHOD)
 
 
 def sgd(parameters):
@@ -20,7 +20,7 @@ def sgd(parameters):
 
 def start(name, dtype=torch.float32, base=sgd, **settings):
     p = problem(mlp, dtype=dtype)
-    return p, METHODS[name](base(p.model.parameters()), p.model, seed=3, **settings)
+    return p, EVERY_METHOD[name](base(p.model.parameters()), p.model, seed=3, **settings)
 
 
 def bf16():
@@ -351,7 +351,7 @@ def test_half_and_double_weights_live_in_one_model(name):
         moved.append(float((model.weights[1].detach() - 1).norm()))
         return torch.ones(12, dtype=torch.float64)[keep] * sum(w.double().sum() for w in model.weights)
 
-    METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, rho=10.0).step(closure)
+    EVERY_METHOD[name](torch.optim.SGD(model.parameters(), lr=0.1), model, rho=10.0).step(closure)
     if name != "asam":  # its T is |w| + eta
         assert moved[-1] == pytest.approx(10.0 * (6400 / (2 * 6400 + 2 * 4)) ** 0.5, rel=1e-6)
 
@@ -368,7 +368,7 @@ def test_a_tiny_gradient_perturbs_fp16_weights_too(name):
         moved.append(not torch.equal(model.weight, before))
         return F.cross_entropy(model(x[keep]).float(), y[keep], reduction="none") * 1e-6
 
-    METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.5).step(closure)
+    EVERY_METHOD[name](torch.optim.SGD(model.parameters(), lr=0.1), model, rho=0.5).step(closure)
     assert moved[0] is False
     assert moved[-1] is True or name == "asam"  # its T^2 g is below fp16's smallest number
     assert all(p.isfinite().all() for p in model.parameters())

@@ -21,13 +21,13 @@ def one_thread():
 
 
 def test_passes_are_counted_by_hooks_in_batches():
-    result = bench_steps(TINY, {name: contender(name) for name in ("sgd", "sam", "esam", "esam-gradient", "esam-swp")})
+    result = bench_steps(TINY, {name: contender(name) for name in ("sgd", "sam", "esam", "esam-paper", "esam-swp")})
     counted = {name: (row["forwards"], row["backwards"]) for name, row in result["contenders"].items()}
     assert counted == {
         "sgd": (1, 1),
         "sam": (2, 2),
-        "esam": (2.5, 1.5),
-        "esam-gradient": (1.5, 1.5),
+        "esam": (1.5, 1.5),
+        "esam-paper": (2.5, 1.5),
         "esam-swp": (2, 2),
     }
 
@@ -35,10 +35,12 @@ def test_passes_are_counted_by_hooks_in_batches():
 def test_the_counted_cost_is_the_sum_of_the_parts():
     beta, gamma = 0.6, 0.5
     units = {name: one.units for name, one in CONTENDERS.items()}
-    assert units["esam"] == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
-    assert units["esam-gradient"] == units["esam-loss"] == pytest.approx(1 + (1 + beta) + 3 * gamma)
-    assert units["esam-suffix"] == pytest.approx(1 + 2 * beta + 3 * gamma)
-    assert units["esam-swp"] == pytest.approx(1 + (1 + beta) + 3)
+    assert units["esam"] == pytest.approx(1 + 2 * beta + 3 * gamma)
+    assert units["esam-paper"] == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
+    assert units["esam-exact"] == pytest.approx(1 + 2 * beta + 1 + 3 * gamma)
+    assert units["esam-independent"] == units["esam-gradient"] == pytest.approx(1 + (1 + beta) + 3 * gamma)
+    assert units["esam-swp"] == pytest.approx(1 + 2 * beta + 3)
+    assert units["esam-swp-independent"] == pytest.approx(1 + (1 + beta) + 3)
     assert units["esam-sds"] == pytest.approx(3 + 1 + 3 * gamma)
     assert units["looksam"] == pytest.approx((6 + 4 * 3) / 5)
 
@@ -68,6 +70,6 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
 
 
 def test_an_unknown_contender_is_answered_with_the_nearest(capsys):
-    assert main(["bench", "step", "--contenders", "esam-gradent"]) == 1
-    assert "Did you mean 'esam-gradient'?" in capsys.readouterr().err
+    assert main(["bench", "step", "--contenders", "esam-papr"]) == 1
+    assert "Did you mean 'esam-paper'?" in capsys.readouterr().err
     assert main(["bench", "epoch"]) == 1

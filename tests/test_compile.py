@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch._dynamo
 import torch.nn.functional as F
+from conftest import EVERY_METHOD
 from torch import nn
-
-from esam import METHODS
 
 STEPS = 50
 
@@ -53,7 +52,7 @@ def trained(name, backend=None, sizes=(12,), steps=STEPS, build=network, **setti
     model = build()
     run = model if backend is None else torch.compile(model, backend=backend)
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
-    optimizer = METHODS[name](base, run, seed=3, **settings)
+    optimizer = EVERY_METHOD[name](base, run, seed=3, **settings)
     generator = torch.Generator().manual_seed(1)
     losses, graphs = [], []
     for step in range(steps):
@@ -73,7 +72,7 @@ def assert_same_training(compiled, eager, atol):
         torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_fifty_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first(name):
     compiled = trained(name, Counting("aot_eager"))
     assert_same_training(compiled, trained(name), 1e-12)
@@ -83,16 +82,16 @@ def test_fifty_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first
 
 
 def test_any_number_of_batch_sizes_costs_no_more_graphs_than_the_second_one():
-    _, _, graphs = trained("esam", Counting("aot_eager"), sizes=tuple(range(4, 29)))
+    _, _, graphs = trained("esam-paper", Counting("aot_eager"), sizes=tuple(range(4, 29)))
     assert graphs[-1] <= 6
     assert graphs[-1] == graphs[5]
 
 
 def test_groups_of_m_samples_compile_no_graph_after_the_first_step():
-    compiled = trained("esam", Counting("aot_eager"), steps=10, m=4)
+    compiled = trained("esam-paper", Counting("aot_eager"), steps=10, m=4)
     assert compiled[2][-1] == compiled[2][0]
     assert compiled[2][0] <= 6
-    assert_same_training(compiled, trained("esam", steps=10, m=4), 1e-12)
+    assert_same_training(compiled, trained("esam-paper", steps=10, m=4), 1e-12)
 
 
 def test_the_compiled_graph_sees_the_perturbed_weights():
@@ -100,7 +99,7 @@ def test_the_compiled_graph_sees_the_perturbed_weights():
     model = nn.Linear(1, 1, bias=False).double()
     nn.init.constant_(model.weight, 2.0)
     run = torch.compile(model, backend="aot_eager")
-    optimizer = METHODS["sam"](torch.optim.SGD(model.parameters(), lr=0.1), run, rho=0.5)
+    optimizer = EVERY_METHOD["sam"](torch.optim.SGD(model.parameters(), lr=0.1), run, rho=0.5)
     x, y = torch.tensor([[3.0]], dtype=torch.float64), torch.tensor([[1.0]], dtype=torch.float64)
     optimizer.step(lambda keep: 0.5 * (run(x[keep]) - y[keep]).square().flatten())
     # gradient at 2: (6 - 1) 3 = 15 > 0, so the second is at 2.5: (7.5 - 1) 3 = 19.5; 2 - 0.1 * 19.5 = 0.05
@@ -110,7 +109,7 @@ def test_the_compiled_graph_sees_the_perturbed_weights():
 def test_an_error_in_a_compiled_step_gives_weights_and_statistics_back():
     model = network()
     run = torch.compile(model, backend="aot_eager")
-    optimizer = METHODS["esam"](torch.optim.SGD(model.parameters(), lr=0.1), run, seed=3)
+    optimizer = EVERY_METHOD["esam-paper"](torch.optim.SGD(model.parameters(), lr=0.1), run, seed=3)
     x, y = torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 3, (12,))
     before = {k: v.clone() for k, v in model.state_dict().items()}
     calls = []
@@ -133,6 +132,6 @@ def test_an_error_in_a_compiled_step_gives_weights_and_statistics_back():
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_inductors_code_equals_eager_to_rounding():
     backend = Counting("inductor")
-    compiled = trained("esam", backend, steps=20, build=small_network)
-    assert_same_training(compiled, trained("esam", steps=20, build=small_network), 1e-10)
+    compiled = trained("esam-paper", backend, steps=20, build=small_network)
+    assert_same_training(compiled, trained("esam-paper", steps=20, build=small_network), 1e-10)
     assert backend.graphs == 3

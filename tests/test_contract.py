@@ -8,11 +8,9 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import mlp, normalised, problem
+from conftest import EVERY_METHOD, mlp, normalised, problem
 from lion_pytorch import Lion
 from torch import nn
-
-from esam import METHODS
 
 BASES = {
     "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, weight_decay=1e-3),
@@ -21,7 +19,7 @@ BASES = {
     "lion": lambda params: Lion(params, lr=5e-3),
 }
 
-every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+every_method = pytest.mark.parametrize("method", EVERY_METHOD.values(), ids=EVERY_METHOD)
 
 
 def start(method, build=mlp, base="sgd", dtype=torch.float64, batch=12, **settings):

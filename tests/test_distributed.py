@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from conftest import EVERY_METHOD
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from esam import METHODS, SAM
+from esam import SAM
 from esam.optim import reference
 
 RANKS = 2
@@ -89,7 +90,7 @@ def counting_hook(counter, bucket):
 
 def scenarios(rank):
     seen = {}
-    for name, method in METHODS.items():
+    for name, method in EVERY_METHOD.items():
         seen[name, "whole"] = train(rank, mlp, method)
         seen[name, "split"] = train(rank, mlp, method, cuts=(0, 3, 4, BATCH))
         # the other rank cuts its batch elsewhere, as loaders that bucket by length do
@@ -106,7 +107,7 @@ def scenarios(rank):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own advice on the flag
         try:
-            train(rank, mlp, METHODS["sam"], ddp={"static_graph": True})
+            train(rank, mlp, EVERY_METHOD["sam"], ddp={"static_graph": True})
             seen["static graph"] = "trains"
         except Exception as error:
             seen["static graph"] = f"{type(error).__name__}: {error}"
@@ -146,7 +147,7 @@ def one_sided_overflow(rank):
             return losses * torch.inf if rank == 0 and len(calls) == 1 else losses
 
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        METHODS[name](sgd(model.parameters()), model, seed=3).step(closure, scaler=scaler)
+        EVERY_METHOD[name](sgd(model.parameters()), model, seed=3).step(closure, scaler=scaler)
         scaler.update()
         seen[name] = {"before": before, "after": values(model), "scale": scaler.get_scale()}
     return seen
@@ -191,7 +192,7 @@ def assert_same(ranks, *key):
 
 
 @pytest.mark.parametrize("scenario", ["whole", "split", "split unlike", "batchnorm", "unlike seeds", "bucket views"])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_both_ranks_hold_the_same_weights_after_three_steps(ranks, name, scenario):
     assert_same(ranks, name, scenario)
 
@@ -200,7 +201,7 @@ def test_rho_zero_agrees_on_both_ranks_though_their_micro_batches_differ_in_size
     assert_same(ranks, "rho 0, split unlike")
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_the_ranks_did_see_different_data(ranks, name):
     assert ranks[0][name, "whole"]["losses"] != ranks[1][name, "whole"]["losses"]
 
@@ -256,20 +257,20 @@ def test_each_rank_perturbs_by_its_own_gradient_and_the_second_gradients_are_ave
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_micro_batches_on_two_ranks_equal_the_one_batch_on_two_ranks(ranks, name, rank):
     for scenario in ("split", "split unlike"):
         for a, b in zip(ranks[rank][name, "whole"]["weights"], ranks[rank][name, scenario]["weights"], strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_a_step_of_two_micro_batches_synchronises_the_gradients_once(ranks, name):
     assert ranks[0][name, "synchronisations"] == STEPS
     assert ranks[1][name, "synchronisations"] == STEPS
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_batchnorm_counts_one_batch_a_step_on_every_rank(ranks, name):
     for seen in ranks:
         assert int(seen[name, "batchnorm"]["buffers"]["1.num_batches_tracked"]) == STEPS

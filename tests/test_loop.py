@@ -271,8 +271,14 @@ def test_the_epochs_end_a_run_whose_budget_is_not_spent(clock):
         ("sgd", {}, 1, 1),
         ("sam", {}, 2, 2),
         ("sam", {"m": 4}, 2, 2),
-        ("esam", {"gamma": 0.5}, 2.5, 1.5),  # first pass, ranking pass without a graph, half a second pass
-        ("esam", {"gamma": 0.25}, 2.25, 1.25),
+        ("esam", {}, 1.5, 1.5),
+        (
+            "esam",
+            {"gamma": 0.5, "ranking": "exact"},
+            2.5,
+            1.5,
+        ),  # first pass, ranking pass without a graph, half a second pass
+        ("esam", {"gamma": 0.25, "ranking": "exact"}, 2.25, 1.25),
         ("esam", {"gamma": 0.5, "ranking": "loss"}, 1.5, 1.5),
         ("esam-swp", {}, 2, 2),
         ("esam-sds", {}, 2.5, 1.5),

@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import PAPER
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -83,6 +84,8 @@ def methods(draw, names=tuple(METHODS)):
     name = draw(st.sampled_from(names))
     if METHODS[name].build is ESAM:
         drawn = {"beta": draw(shares), "gamma": draw(shares), "norm": draw(st.sampled_from(["full", "selected"]))}
+        drawn |= {"ranking": draw(st.sampled_from(["exact", "random"]))}
+        drawn |= {"choose": draw(st.sampled_from(["independent", "suffix"]))}
     elif METHODS[name].build is LookSAM:
         drawn = {"k": draw(st.integers(1, 3))}
     else:
@@ -408,9 +411,8 @@ def test_each_tensor_moves_by_its_own_groups_radius_along_the_shared_direction(n
 def test_esam_is_the_papers_algorithm_whatever_the_network_and_the_shares(net, batch, beta, gamma, rho, seed):
     model, copied = build(net), build(net)
     x, y = batch
-    optimizer = ESAM(
-        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model, rho=rho, beta=beta, gamma=gamma, seed=seed
-    )
+    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = ESAM(base, model, rho=rho, beta=beta, gamma=gamma, seed=seed, **PAPER)
     weights = list(copied.parameters())
     base = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
     twin = reference.ESAM(rho, beta, gamma, torch.Generator().manual_seed(seed))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import normalised, problem
+from conftest import PAPER, normalised, problem
 from torch import nn
 
 from esam import ESAM
@@ -12,7 +12,7 @@ from esam.optim.ranking import Candidates, keep_highest
 
 def start(build=None, batch=12, **settings):
     p = problem(*([build] if build else []), batch=batch)
-    return p, ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.2, seed=0, **settings)
+    return p, ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.2, seed=0, **{**PAPER, **settings})
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,16 @@ def test_over_2000_masks_the_mean_perturbation_is_sams(choose):
 def test_the_released_norm_is_always_rho_over_beta():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, rho=0.05, beta=0.5, gamma=1, norm="selected", seed=0)
+    optimizer = ESAM(
+        torch.optim.SGD(weights, lr=0.1),
+        p.model,
+        rho=0.05,
+        beta=0.5,
+        gamma=1,
+        choose="independent",
+        norm="selected",
+        seed=0,
+    )
     for eps in perturbations(optimizer, p.closure, weights, 10):
         assert flat(eps).norm() == pytest.approx(0.1, rel=1e-9)
 
@@ -82,7 +91,7 @@ def test_the_released_norm_is_always_rho_over_beta():
 def test_each_tensor_is_drawn_with_probability_beta_and_not_drawn_together():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=0.6, gamma=1, seed=0)
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=0.6, gamma=1, choose="independent", seed=0)
     steps = list(perturbations(optimizer, p.closure, weights, 801))
     drawn = torch.tensor([[bool(e.any()) for e in eps] for eps in steps], dtype=torch.float64)
     assert drawn[0].all()  # so that each tensor has a norm
@@ -95,7 +104,9 @@ def test_each_tensor_is_drawn_with_probability_beta_and_not_drawn_together():
 def test_a_tensor_that_was_not_drawn_counts_with_its_last_norm():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, rho=0.05, beta=0.5, gamma=1, seed=0)
+    optimizer = ESAM(
+        torch.optim.SGD(weights, lr=0.0), p.model, rho=0.05, beta=0.5, gamma=1, choose="independent", seed=0
+    )
     gradient = torch.autograd.grad(p.closure(slice(None)).mean(), weights)
     for step, eps in enumerate(perturbations(optimizer, p.closure, weights, 10)):
         scale = 0.05 / flat(gradient).norm() * (1 if step == 0 else 2)
@@ -107,7 +118,7 @@ def test_a_tensor_that_was_not_drawn_counts_with_its_last_norm():
 def test_at_least_one_tensor_is_perturbed_however_small_beta():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=1e-9, gamma=1, seed=0)
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=1e-9, gamma=1, choose="independent", seed=0)
     steps = [sum(bool(e.any()) for e in eps) for eps in perturbations(optimizer, p.closure, weights, 12)]
     assert steps == [len(weights)] + [1] * 11
 
@@ -132,7 +143,7 @@ def test_backward_stops_at_the_earliest_drawn_tensor():
     first, last = nn.Linear(4, 4), nn.Linear(4, 2)
     model = nn.Sequential(first, last)
     base = torch.optim.SGD([{"params": first.parameters(), "perturb": False}, {"params": last.parameters()}], lr=0.1)
-    optimizer = ESAM(base, model, beta=0.5, gamma=1)
+    optimizer = ESAM(base, model, beta=0.5, gamma=1, choose="independent")
     x = torch.randn(5, 4)
     Counted.count = 0
     optimizer.step(lambda keep: last(Counted.apply(first(x[keep]))).pow(2).sum(1))
@@ -142,7 +153,7 @@ def test_backward_stops_at_the_earliest_drawn_tensor():
 def test_gradients_of_tensors_not_drawn_are_never_computed():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, beta=0.4, gamma=1, seed=1)
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, beta=0.4, gamma=1, choose="independent", seed=1)
     optimizer.step(p.closure)
     computed = []
     handles = [w.register_hook(lambda g, i=i: computed.append(i)) for i, w in enumerate(weights)]
@@ -158,7 +169,9 @@ def test_gradients_of_tensors_not_drawn_are_never_computed():
 def test_a_group_added_later_is_drawn_at_its_first_step():
     p = problem(mlp)
     extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
-    optimizer = ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, beta=1e-9, gamma=1, seed=0)
+    optimizer = ESAM(
+        torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, beta=1e-9, gamma=1, choose="independent", seed=0
+    )
     closure = lambda keep: p.closure(keep) + (extra**2).sum()  # noqa: E731
     optimizer.step(closure)
     optimizer.add_param_group({"params": [extra]})
@@ -174,7 +187,9 @@ def test_a_drawn_group_norm_in_channels_last_does_not_crash_the_process():
     twin = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     x, y = torch.randn(16, 3, 8, 8), torch.randint(0, 3, (16,))
     for net, inputs in ((model, x.to(memory_format=torch.channels_last)), (twin, x)):
-        optimizer = ESAM(torch.optim.SGD(net.parameters(), lr=0.1), net, beta=0.2, gamma=1, seed=0)
+        optimizer = ESAM(
+            torch.optim.SGD(net.parameters(), lr=0.1), net, beta=0.2, gamma=1, choose="independent", seed=0
+        )
         for _ in range(30):
             optimizer.step(lambda keep, n=net, i=inputs: F.cross_entropy(n(i[keep]), y[keep], reduction="none"))
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):

@@ -79,20 +79,22 @@ def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[]
     return step
 
 
-# beta = 0.6 and gamma = 0.5, the defaults: SWP leaves 1 + beta of the first backward (2 beta by suffix), SDS gamma of
-# the second pass, and the exact ranking takes a forward pass
+_PAPER = {"ranking": "exact", "choose": "independent"}
+# beta = 0.6 and gamma = 0.5, the defaults: SWP leaves 2 beta of the first backward where it draws a suffix, 1 + beta
+# where it draws tensors one by one; SDS leaves gamma of the second pass, and the exact ranking takes a forward pass
 CONTENDERS: dict[str, Contender] = {
     "sgd": Contender(sgd, 3.0),
     "sam": Contender(method("sam"), 6.0),
     "asam": Contender(method("asam"), 6.0),
     "looksam": Contender(method("looksam"), 3.6),
-    "esam": Contender(method("esam"), 5.1),
-    "esam-swp": Contender(method("esam-swp"), 5.6),
+    "esam": Contender(method("esam"), 3.7),
+    "esam-exact": Contender(method("esam", ranking="exact"), 4.7),
+    "esam-paper": Contender(method("esam", **_PAPER), 5.1),
+    "esam-independent": Contender(method("esam", choose="independent"), 4.1),
+    "esam-gradient": Contender(method("esam", ranking="gradient", choose="independent"), 4.1),
+    "esam-swp": Contender(method("esam-swp"), 5.2),
+    "esam-swp-independent": Contender(method("esam-swp", choose="independent"), 5.6),
     "esam-sds": Contender(method("esam-sds"), 5.5),
-    "esam-loss": Contender(method("esam", ranking="loss"), 4.1),
-    "esam-gradient": Contender(method("esam", ranking="gradient"), 4.1),
-    "esam-suffix": Contender(method("esam", ranking="gradient", choose="suffix"), 3.7),
-    "swp-suffix": Contender(method("esam-swp", choose="suffix"), 5.2),
     "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0),
 }
 

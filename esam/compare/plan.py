@@ -72,7 +72,8 @@ def _own_settings(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{method} has no setting {name!r} of its own.{did_you_mean(name, known)}")
     # SAM has no gamma; esam-swp is ESAM with gamma = 1, where no ranking matters. Equal runs are shared, so what means
     # nothing is dropped
-    fixed = METHODS[method].settings if method in METHODS else {}
-    idle = {{"gamma": "ranking", "beta": "choose"}.get(name) for name in fixed}
-    dropped = [name for name in METHOD_SETTINGS if name not in taken or name in fixed or name in idle]
+    own = METHODS[method].settings if method in METHODS else {}
+    off = [name for name in ("beta", "gamma") if own.get(name) == 1]
+    idle = [{"beta": "choose", "gamma": "ranking"}[name] for name in off]
+    dropped = [name for name in METHOD_SETTINGS if name not in taken or name in off or name in idle]
     return {**dict.fromkeys(dropped), **given}

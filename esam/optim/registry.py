@@ -34,5 +34,5 @@ METHODS: dict[str, Method] = {
     "looksam": Method("LookSAM", LookSAM),
     "esam": Method("ESAM", ESAM),
     "esam-swp": Method("ESAM-SWP", ESAM, {"gamma": 1.0}),
-    "esam-sds": Method("ESAM-SDS", ESAM, {"beta": 1.0}),
+    "esam-sds": Method("ESAM-SDS", ESAM, {"beta": 1.0, "ranking": "exact"}),
 }
