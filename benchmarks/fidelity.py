@@ -12,6 +12,7 @@ import json
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -135,6 +136,27 @@ def fidelity(seed, label_noise):
 
     fit(model, optimizer, train, epochs=config.epochs, schedule=cosine, on_epoch=look)
     return found
+
+
+def markdown(clean, noisy):
+    """Return the table of the docs: means over seeds, from the first look to the last."""
+    head = (
+        "ranking",
+        "forward passes",
+        "share of B+ found",
+        "cosine to the batch's gradient",
+        "wrong labels kept, of 20 %",
+    )
+    lines = [f"| {' | '.join(head)} |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name, price in clean["price"].items():
+
+        def early_to_late(result, key, name=name):
+            looks = [fmean(look[name][key]) for look in result["epochs"].values()]
+            return f"{looks[0]:.2f} to {looks[-1]:.2f}"
+
+        figures = (early_to_late(clean, "found"), early_to_late(clean, "cosine"), early_to_late(noisy, "wrong"))
+        lines.append(f"| {name} | {price:g} | {' | '.join(figures)} |")
+    return "\n".join(lines)
 
 
 def main(label_noise, out):

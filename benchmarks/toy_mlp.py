@@ -80,6 +80,19 @@ def savings(depth, width, batch, rounds):
     return found
 
 
+def markdown(result):
+    """Return the table of the docs: per cent saved, with the standard error over rounds; the paper's beside it."""
+    lines = ["| N | beta | the paper | independent | suffix |", "| ---: | ---: | ---: | ---: | ---: |"]
+    for depth, found in result["layers"].items():
+        for beta in map(str, BETAS):
+            paper = result["paper"][str(depth)].get(beta)
+            cells = [
+                f"{found[c][beta]['saved']:.1f} ± {found[c][beta]['error']:.1f}" for c in ("independent", "suffix")
+            ]
+            lines.append(f"| {depth} | {beta} | {paper or ''} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main(width, batch, rounds, out):
     torch.set_num_threads(1)
     result = {
