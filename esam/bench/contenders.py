@@ -79,6 +79,7 @@ CONTENDERS: dict[str, Contender] = {
     "asam": Contender(method("asam"), 6.0),
     "looksam": Contender(method("looksam"), 3.6),
     "esam": Contender(method("esam"), 5.1),
+    "esam-one-forward": Contender(method("esam", one_forward=True), 4.6),
     "esam-swp": Contender(method("esam-swp"), 5.6),
     "esam-sds": Contender(method("esam-sds"), 5.5),
     "esam-loss": Contender(method("esam", ranking="loss"), 4.1),

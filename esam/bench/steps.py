@@ -96,7 +96,7 @@ def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
     sizes: list[int] = []
 
     def back(gradient: Tensor) -> None:
-        counts["backwards"] += len(gradient)
+        counts["backwards"] += int(gradient.flatten(1).any(1).sum())  # samples without a gradient may be left out
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         sizes.append(len(output))

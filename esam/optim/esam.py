@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from .ascent import Eps, l2_ascent, root_sum_of_squares, tensor_norms
 from .checks import checked_share
 from .choice import checked_choice
+from .one_forward import OneForward
 from .ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest
 from .step import SharpnessAware, Targets
 
@@ -53,6 +54,7 @@ class ESAM(SharpnessAware):
         ranking: str | Ranking = "exact",
         choose: str = "independent",
         norm: Literal["full", "selected"] = "full",
+        one_forward: bool = False,
         m: int | None = None,
         seed: int | None = None,
     ) -> None:
@@ -62,6 +64,7 @@ class ESAM(SharpnessAware):
         self.ranking, self.choice = checked_ranking(ranking), checked_choice(choose)
         self.reads_head = getattr(self.ranking, "reads_head", False)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
+        self.one_forward = OneForward(model) if one_forward else None
         self._norms: dict[int, float] = {}
 
     def choose(self, targets: Targets) -> Targets:

@@ -25,7 +25,8 @@ class Halves:
     tensor, just before its first use."""
     outputs: list[Tensor]
     """Fake tensors: the shapes and strides of the outputs, and of the gradients that the backward takes."""
-    saved: list[torch.Size]
+    saved: list[Tensor]
+    """Fake tensors, as many as the forward saves."""
     steps: list[object]
     """What is computed from what, without sizes: equal for two batch sizes if the Python code took the same way."""
 
@@ -52,14 +53,14 @@ def traced_halves(function: Callable[..., Tensors], tensors: Tensors) -> Halves:
         if node in reached or (node.target is operator.getitem and node.args[0] in forward):
             forward.add(node)
     # views cost nothing: the backward makes them anew, so that tensors are saved, and picked from, once
-    again = {node for node in nodes if node in forward and _is_view(node)}
+    again = {node for node in nodes if node in forward and (node.op == "get_attr" or _is_view(node))}
     wanted = _ancestors(gradients, stop=forward - again)
     saved = [node for node in nodes if node in wanted and node in forward - again]
     return Halves(
         _forward_graph(joint, [n for n in nodes if n in forward], [*outputs, *saved]),
         _backward_graph(joint, [n for n in nodes if n in wanted and n not in tangents], tangents, saved, gradients),
         [node.meta["val"] for node in tangents],
-        [node.meta["val"].shape for node in saved],
+        [node.meta["val"] for node in saved],
         [(node.op, str(node.target), [n.name for n in node.all_input_nodes]) for node in joint.graph.nodes],
     )
 
