@@ -91,16 +91,17 @@ def peak_memory(bench: Bench, name: str) -> int:
 
 
 def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
-    """Take one step and count its passes, in batches, by hooks on the model."""
-    counts = {"forwards": 0.0, "backwards": 0.0}
-    sizes: list[int] = []
-
-    def back(gradient: Tensor) -> None:
-        counts["backwards"] += int(gradient.flatten(1).any(1).sum())  # samples without a gradient may be left out
+    """Take one step and count its passes, in batches, by hooks on the model; samples without a gradient do not count."""
+    forwards: list[int] = []
+    backwards: dict[int, int] = {}
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        sizes.append(len(output))
-        counts["forwards"] += len(output)
+        number = len(forwards)
+        forwards.append(len(output))
+
+        def back(gradient: Tensor) -> None:
+            backwards[number] = int(gradient.flatten(1).any(1).sum())
+
         if output.requires_grad:
             output.register_hook(back)  # type: ignore[no-untyped-call]
 
@@ -109,7 +110,7 @@ def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
         step()
     finally:
         handle.remove()
-    return {name: count / sizes[0] for name, count in counts.items()}
+    return {"forwards": sum(forwards) / forwards[0], "backwards": sum(backwards.values()) / forwards[0]}
 
 
 def _ratios(mine: list[float], theirs: list[float]) -> list[float]:

@@ -115,7 +115,7 @@ class _Pass:
         self._owner, self._size, self._devices = owner, piece.count(None), piece.devices
         self._calls = 0
         self._kept: tuple[Kept, Halves] | None = None
-        self._saved: list[Tensor] = []
+        self._saved: list[Tensor | None] = []
 
     @contextmanager
     def in_place_of(self, model: nn.Module) -> Iterator[None]:
@@ -210,7 +210,7 @@ class _Pass:
         self._foreign = {t.untyped_storage().data_ptr() for t in (*tensors, *outputs)}
         return tuple(outputs)
 
-    def _gradients(self, saved: list[Tensor], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
+    def _gradients(self, saved: list[Tensor | None], tangents: Sequence[Tensor]) -> Sequence[Tensor | None]:
         assert self._kept is not None
         kept, halves = self._kept
         rows = [laid_out(t.index_select(0, kept.order), like) for t, like in zip(tangents, halves.outputs, strict=True)]

@@ -45,11 +45,17 @@ class Kept:
 class Store:
     """Hands out saved tensors one by one, the kept samples' part of each, and lets go of them."""
 
-    def __init__(self, tensors: list[Tensor], like: list[Tensor], kept: Kept | None, foreign: set[int]) -> None:
-        """Take storages that belong to others, by address: tensors in them are copied. ``kept`` None: the whole."""
-        self._tensors: list[Tensor | None] = [*tensors]
-        self._like, self._kept = like, kept
-        storages = [t.untyped_storage().data_ptr() for t in tensors]
+    def __init__(self, tensors: list[Tensor | None], like: list[Tensor], kept: Kept | None, foreign: set[int]) -> None:
+        """Empty the list of tensors as they are taken.
+
+        Args:
+            tensors: What was saved of the whole batch.
+            like: Tensors of the shapes and strides to hand out.
+            kept: The samples; None for all.
+            foreign: Addresses of storages that belong to others: what lies in them is copied, not moved.
+        """
+        self._tensors, self._like, self._kept = tensors, like, kept
+        storages = [0 if t is None else t.untyped_storage().data_ptr() for t in tensors]
         self._own = [s not in foreign and storages.count(s) == 1 for s in storages]
 
     def take(self, i: int) -> Tensor:
