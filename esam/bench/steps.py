@@ -91,7 +91,7 @@ def peak_memory(bench: Bench, name: str) -> int:
 
 
 def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
-    """Take one step and count its passes, in batches, by hooks on the model; samples without a gradient do not count."""
+    """Take one step and count its passes, in batches, by hooks on the model; rows without a gradient do not count."""
     forwards: list[int] = []
     backwards: dict[int, int] = {}
 

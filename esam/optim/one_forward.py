@@ -160,7 +160,7 @@ class _Pass:
             self._kept = Kept(keep, self._size), halves
             pair = (self._key, key)
             if not self._owner.is_proved(pair):
-                if not self._prove(losses):
+                if not self._owner.is_proved(self._key) or not self._prove(losses):
                     return None
                 self._owner.proved(pair)
         except Exception as error:
@@ -196,7 +196,7 @@ class _Pass:
             with torch.no_grad(), replayed(random_state(self._devices)):
                 expected = forward(*args, **kwargs)
         self._outputs = _Model.apply(self, *_state(self._owner._model).values(), *inputs)  # type: ignore[no-untyped-call]
-        if expected is not None:
+        if expected is not None and _all_finite(self._outputs):
             if not _agree(tree_flatten(expected)[0], self._outputs):
                 raise Obstacle("the traced model gives other outputs")
             self._owner.proved(self._key)
@@ -223,7 +223,7 @@ class _Pass:
         tangents = torch.autograd.grad(losses.sum(), self._outputs, retain_graph=True)
         others = torch.ones(self._size, dtype=torch.bool, device=losses.device)
         others[self._kept[0].order] = False
-        if not all(torch.isfinite(t).all() for t in tangents):
+        if not _all_finite(tangents):
             return False
         if any(t[others].any() for t in tangents):
             raise Obstacle("the loss of a sample depends on other samples")
@@ -233,7 +233,7 @@ class _Pass:
             whole = self._halves.backward(store, *map(laid_out, tangents, like))
             part = self._gradients(list(self._saved), tangents)
         found = [g for g in whole if g is not None]
-        if not all(torch.isfinite(g).all() for g in found):
+        if not _all_finite(found):
             return False
         if not _agree(found, [g for g in part if g is not None]):
             raise Obstacle("the output of a sample depends on other samples, or its rows could not be told apart")
@@ -334,6 +334,10 @@ def _without_a_trace(model: nn.Module) -> Iterator[None]:
 def _changed(layer: nn.Module, found: dict[str, Any]) -> bool:
     now = vars(layer)
     return now.keys() != found.keys() or any(now[key] is not value for key, value in found.items())
+
+
+def _all_finite(tensors: Sequence[Tensor]) -> bool:
+    return all(bool(torch.isfinite(t).all()) for t in tensors)
 
 
 def _agree(expected: Sequence[Tensor], got: Sequence[Tensor]) -> bool:

@@ -27,6 +27,8 @@ class Kept:
     def rows_of(self, tensor: Tensor, like: Tensor, *, in_place: bool) -> Tensor:
         """Return the kept samples' part of a tensor; ``like`` has its shape. In place: the tensor is spent by it."""
         differ = [d for d in range(tensor.dim()) if tensor.shape[d] != like.shape[d]]
+        if not differ:  # a weight, or all samples
+            return tensor
         each, rest = divmod(tensor.shape[differ[0]], self.size)
         if len(differ) != 1 or rest or like.shape[differ[0]] != each * self.count:
             raise ValueError(f"rows of samples cannot be told in a tensor of shape {tuple(tensor.shape)}")
@@ -34,7 +36,9 @@ class Kept:
         rows: Tensor = tensor.unflatten(dim, (self.size, each))  # type: ignore[no-untyped-call]
         if not in_place:
             return laid_out(rows.index_select(dim, self.order).flatten(dim, dim + 1), like)
-        if tensor.is_cpu and tensor.element_size() * tensor.numel() >= LARGE_ROW * self.size:
+        if not len(self.free):
+            pass
+        elif tensor.is_cpu and tensor.element_size() * tensor.numel() >= LARGE_ROW * self.size:
             views = rows.unbind(dim)
             torch._foreach_copy_([views[a] for a, _ in self._pairs], [views[b] for _, b in self._pairs])
         else:
@@ -62,7 +66,7 @@ class Store:
         """Return the i-th tensor; once."""
         tensor, self._tensors[i] = self._tensors[i], None
         assert tensor is not None
-        if self._kept is None or tensor.shape == self._like[i].shape:
+        if self._kept is None:
             return tensor
         own = self._own[i] and 0 not in tensor.stride()
         return self._kept.rows_of(tensor, self._like[i], in_place=own)
