@@ -20,12 +20,16 @@ def one_thread():
 
 
 def test_passes_are_counted_by_hooks_in_batches():
-    result = bench_steps(TINY, {name: contender(name) for name in ("sgd", "sam", "esam", "esam-gradient", "esam-swp")})
+    result = bench_steps(
+        TINY,
+        {name: contender(name) for name in ("sgd", "sam", "esam", "esam-one-forward", "esam-gradient", "esam-swp")},
+    )
     counted = {name: (row["forwards"], row["backwards"]) for name, row in result["contenders"].items()}
     assert counted == {
         "sgd": (1, 1),
         "sam": (2, 2),
         "esam": (2.5, 1.5),
+        "esam-one-forward": (2, 1.5),
         "esam-gradient": (1.5, 1.5),
         "esam-swp": (2, 2),
     }
@@ -35,6 +39,7 @@ def test_the_counted_cost_is_the_sum_of_the_parts():
     beta, gamma = 0.6, 0.5
     units = {name: one.units for name, one in CONTENDERS.items()}
     assert units["esam"] == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
+    assert units["esam-one-forward"] == pytest.approx(1 + (1 + beta) + 1 + 2 * gamma)
     assert units["esam-gradient"] == units["esam-loss"] == pytest.approx(1 + (1 + beta) + 3 * gamma)
     assert units["esam-suffix"] == pytest.approx(1 + 2 * beta + 3 * gamma)
     assert units["esam-swp"] == pytest.approx(1 + (1 + beta) + 3)

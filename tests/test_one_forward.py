@@ -1,9 +1,12 @@
 """One forward pass at theta + eps: the same gradients for less, and the two-pass form wherever that cannot be."""
 
+import contextlib
 import copy
+import gc
 import pickle
 import random
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -13,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esam import ESAM
-from esam.optim import one_forward as module
+from esam.optim import one_forward, tracing
 from esam.optim.rows import LARGE_ROW, Kept
 from esam.train.models import build_model
 
@@ -151,22 +154,45 @@ def test_fifty_steps_of_training_end_at_the_same_weights(build):
         assert torch.allclose(a, b, atol=1e-10 if dtype is torch.float64 else 1e-4)
 
 
-def test_only_the_kept_samples_run_backward():
+def test_only_the_kept_samples_run_backward(monkeypatch):
     _, one = twins(mlp, vectors(), gamma=0.25)
     one.step()
     rows = []
-    run = module._Pass._gradients
+    run = one_forward._run_backward
 
-    def watched(self, saved, tangents):
-        rows.extend(like.shape for like in self._kept[1].saved if len(like) == 3)
-        return run(self, saved, tangents)
+    def watched(halves, store, tangents):
+        rows.extend(map(len, tangents))
+        return run(halves, store, tangents)
 
-    module._Pass._gradients = watched
+    monkeypatch.setattr(one_forward, "_run_backward", watched)
+    one.step()
+    assert rows == [3]  # of 12 samples
+
+
+@pytest.mark.parametrize("ending", ["used", "two passes", "error"])
+def test_nothing_that_was_saved_outlives_the_step(ending, monkeypatch):
+    _, one = twins(mlp, vectors())
+    passes = []
+    begin = one_forward._Pass.compute
+    monkeypatch.setattr(
+        one_forward._Pass, "compute", lambda self, t: (passes.append(weakref.ref(self)), begin(self, t))[1]
+    )
+
+    def closure(keep):
+        losses = one.closure(keep)
+        if ending == "error" and one.calls == 2:
+            raise KeyError
+        return losses * float("inf") if ending == "two passes" and one.calls == 2 else losses
+
+    gc.collect()
+    gc.disable()
     try:
-        one.step()
+        with contextlib.suppress(KeyError):
+            one.step(closure)
+        assert len(passes) == 1
+        assert passes[0]() is None or not (passes[0]()._saved or passes[0]()._outputs)
     finally:
-        module._Pass._gradients = run
-    assert (3, 8) in rows  # of 12 samples
+        gc.enable()
 
 
 def test_the_masks_of_dropout_are_those_that_were_ranked():
@@ -548,7 +574,7 @@ def test_torch_without_the_private_parts_takes_the_two_pass_form(monkeypatch):
 
 
 def test_too_many_shapes_end_it(monkeypatch):
-    monkeypatch.setattr(module, "TRACES", 4)
+    monkeypatch.setattr(tracing, "TRACES", 4)
     _, one = twins(mlp, vectors())
     whole = one.x, one.y
     for size in (12, 10):
