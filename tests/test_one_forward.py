@@ -142,6 +142,15 @@ def test_the_gradients_are_those_of_the_two_pass_form(name):
     assert (two.calls, one.calls) == (3, 2)
 
 
+def test_a_share_that_keeps_every_sample_works():
+    two, one = twins(mlp, vectors(), gamma=0.99)
+    for _ in range(2):
+        two.step()
+        one.step()
+        assert_alike(two, one)
+    assert one.calls == 2
+
+
 @pytest.mark.parametrize("build", [mlp, lambda: mlp().float()], ids=["float64", "float32"])
 def test_fifty_steps_of_training_end_at_the_same_weights(build):
     dtype = next(build().parameters()).dtype

@@ -72,7 +72,7 @@ def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[]
 
 
 # beta = 0.6 and gamma = 0.5, the defaults: SWP leaves 1 + beta of the first backward (2 beta by suffix), SDS gamma of
-# the second pass, and the exact ranking takes a forward pass
+# the second pass, and the exact ranking takes a forward pass, which one_forward lets serve the kept samples too
 CONTENDERS: dict[str, Contender] = {
     "sgd": Contender(sgd, 3.0),
     "sam": Contender(method("sam"), 6.0),

@@ -33,6 +33,11 @@ class ESAM(SharpnessAware):
             a random depth to the output with mean share beta, so that the first backward stops early.
         norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
             last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
+        one_forward: Let the forward pass that ranks the samples serve the second pass too: its backward runs on the
+            kept ones. The same gradients in less time, if the model computes each sample on its own; it is traced, and
+            proved right, at first use. Where that cannot be (BatchNorm in training mode, DistributedDataParallel,
+            autocast, compiled models, hooks inside, several micro-batches, and whatever cannot be traced) the kept
+            samples run forward again, as without it, and a warning says why. For rankings that cost a forward pass.
         m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
         seed: Seed of the optimizer's own generator; None: torch's initial seed.
 

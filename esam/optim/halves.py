@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten
 
 Tensors = Sequence[Tensor]
 
@@ -41,8 +42,9 @@ def traced_halves(function: Callable[..., Tensors], tensors: Tensors) -> Halves:
     assert isinstance(joint, fx.GraphModule)
     *nodes, result = joint.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
-    count = len(result.args[0]) - len(tensors)  # outputs, then one gradient for each tensor
-    outputs, gradients = result.args[0][:count], result.args[0][count:]
+    results: list[Any] = tree_flatten(result.args)[0]
+    count = len(results) - len(tensors)  # outputs, then one gradient for each tensor
+    outputs, gradients = results[:count], results[count:]
     tangents = inputs[len(tensors) :]
     if len(tangents) != count:
         raise ValueError("an output of the model needs no gradient")
