@@ -21,13 +21,15 @@ def one_thread():
 
 
 def test_passes_are_counted_by_hooks_in_batches():
-    result = bench_steps(TINY, {name: contender(name) for name in ("sgd", "sam", "esam", "esam-paper", "esam-swp")})
+    names = ("sgd", "sam", "esam", "esam-paper", "esam-one-forward", "esam-swp")
+    result = bench_steps(TINY, {name: contender(name) for name in names})
     counted = {name: (row["forwards"], row["backwards"]) for name, row in result["contenders"].items()}
     assert counted == {
         "sgd": (1, 1),
         "sam": (2, 2),
         "esam": (1.5, 1.5),
         "esam-paper": (2.5, 1.5),
+        "esam-one-forward": (2, 1.5),
         "esam-swp": (2, 2),
     }
 
@@ -41,6 +43,7 @@ def test_the_counted_cost_is_the_sum_of_the_parts():
     assert units["esam-independent"] == units["esam-gradient"] == pytest.approx(1 + (1 + beta) + 3 * gamma)
     assert units["esam-swp"] == pytest.approx(1 + 2 * beta + 3)
     assert units["esam-swp-independent"] == pytest.approx(1 + (1 + beta) + 3)
+    assert units["esam-one-forward"] == pytest.approx(1 + 2 * beta + 1 + 2 * gamma)
     assert units["esam-sds"] == pytest.approx(3 + 1 + 3 * gamma)
     assert units["looksam"] == pytest.approx((6 + 4 * 3) / 5)
 

@@ -81,7 +81,8 @@ def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[]
 
 _PAPER = {"ranking": "exact", "choose": "independent"}
 # beta = 0.6 and gamma = 0.5, the defaults: SWP leaves 2 beta of the first backward where it draws a suffix, 1 + beta
-# where it draws tensors one by one; SDS leaves gamma of the second pass, and the exact ranking takes a forward pass
+# where it draws tensors one by one; SDS leaves gamma of the second pass, and the exact ranking takes a forward pass,
+# which one_forward lets serve the kept samples too
 CONTENDERS: dict[str, Contender] = {
     "sgd": Contender(sgd, 3.0),
     "sam": Contender(method("sam"), 6.0),
@@ -89,6 +90,7 @@ CONTENDERS: dict[str, Contender] = {
     "looksam": Contender(method("looksam"), 3.6),
     "esam": Contender(method("esam"), 3.7),
     "esam-exact": Contender(method("esam", ranking="exact"), 4.7),
+    "esam-one-forward": Contender(method("esam", ranking="exact", one_forward=True), 4.2),
     "esam-paper": Contender(method("esam", **_PAPER), 5.1),
     "esam-independent": Contender(method("esam", choose="independent"), 4.1),
     "esam-gradient": Contender(method("esam", ranking="gradient", choose="independent"), 4.1),

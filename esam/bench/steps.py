@@ -97,16 +97,17 @@ def _cells(result: dict[str, Any]) -> list[list[str]]:
 
 
 def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
-    """Take one step and count its passes, in batches, by hooks on the model."""
-    counts = {"forwards": 0.0, "backwards": 0.0}
-    sizes: list[int] = []
-
-    def back(gradient: Tensor) -> None:
-        counts["backwards"] += len(gradient)
+    """Take one step and count its passes, in batches, by hooks on the model; rows without a gradient do not count."""
+    forwards: list[int] = []
+    backwards: dict[int, int] = {}
 
     def after(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        sizes.append(len(output))
-        counts["forwards"] += len(output)
+        number = len(forwards)
+        forwards.append(len(output))
+
+        def back(gradient: Tensor) -> None:
+            backwards[number] = int(gradient.flatten(1).any(1).sum())
+
         if output.requires_grad:
             output.register_hook(back)  # type: ignore[no-untyped-call]
 
@@ -115,7 +116,7 @@ def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
         step()
     finally:
         handle.remove()
-    return {name: count / sizes[0] for name, count in counts.items()}
+    return {"forwards": sum(forwards) / forwards[0], "backwards": sum(backwards.values()) / forwards[0]}
 
 
 def _compared(mine: list[float], theirs: list[float]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ def random_state(devices: Iterable[torch.device]) -> RandomState:
     return state + [(d, torch.get_device_module(d).get_rng_state(d)) for d in devices]
 
 
-def _set(state: RandomState) -> None:
+def set_random_state(state: RandomState) -> None:
+    """Put the generators back to a state that ``random_state`` returned."""
     for device, value in state:
         if device.type == "cpu":
             torch.set_rng_state(value)
@@ -30,7 +31,7 @@ def replayed(state: RandomState) -> Iterator[None]:
     """Draw the same random numbers again (dropout masks), then go on where the stream was."""
     now = random_state(device for device, _ in state if device.type != "cpu")
     try:
-        _set(state)
+        set_random_state(state)
         yield
     finally:
-        _set(now)
+        set_random_state(now)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
-import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +20,12 @@ from .ascent import Eps
 from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
 from .checks import checked_count
 from .head import HeadWatch
+from .one_forward import OneForward
 from .passes import Gradients, added, first_pass, marking_the_last, mean_over_ranks, overflowed, plain_pass, second_pass
 from .perturb import forget_casts, moved_share, perturbed
 from .ranking import Candidates
 from .statistics import copy_statistics, frozen_statistics, restore_statistics, tracking_layers
+from .warn import warn_caller
 from .workarounds import GraphFaults
 from .wrapper import Wrapper
 
@@ -75,6 +75,9 @@ class SharpnessAware(Wrapper):
 
     reads_head: bool = False
     """Whether ``select`` looks at what the last linear layer saw."""
+
+    one_forward: OneForward | None = None
+    """Lets the second pass start from the forward pass that ranked the samples; None: they run forward again."""
 
     def __init__(
         self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None = None, seed: int | None = None
@@ -199,7 +202,10 @@ class SharpnessAware(Wrapper):
 
         def perturbed_losses() -> Tensor:
             with torch.no_grad():
-                again = torch.cat([piece.losses_again() for piece in pieces])
+                if self.one_forward is not None and len(pieces) == 1:  # micro-batches: one's activations at a time
+                    again = self.one_forward.losses(pieces[0])
+                else:
+                    again = torch.cat([piece.losses_again() for piece in pieces])
             forget_casts()  # autocast would hand the second pass weights without a graph
             return again
 
@@ -272,17 +278,8 @@ class SharpnessAware(Wrapper):
             return
         share = moved_share(*([part[i] for i in low] for part in (theta, weights, eps.tensors())))
         if share < 0.5:
-            warnings.warn(
+            warn_caller(
                 f"the perturbation moves only {share:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
                 f"so {type(self).__name__} does little here; keep the weights in float32 and compute in low precision "
-                "with torch.autocast",
-                stacklevel=_level_of_the_caller(),
+                "with torch.autocast"
             )
-
-
-def _level_of_the_caller() -> int:
-    """Return the stacklevel of the first frame outside this package and torch: schedulers and hooks wrap ``step``."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("esam", "torch"):
-        level, frame = level + 1, frame.f_back
-    return level
