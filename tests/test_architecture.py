@@ -46,7 +46,7 @@ def test_imports_go_down_only(path):
 
 
 def test_optim_needs_torch_and_the_standard_library_only():
-    for path in (ROOT / "optim").glob("*.py"):
+    for path in (ROOT / "optim").rglob("*.py"):
         for name in imports(path):
             assert name.split(".")[0] in {"esam", "torch"} | sys.stdlib_module_names, f"{path.name} imports {name}"
 

@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esam import ESAM
-from esam.optim import one_forward, tracing
-from esam.optim.rows import LARGE_ROW, Kept
+from esam.optim import one_forward
+from esam.optim.one_forward import tracing
+from esam.optim.one_forward.rows import LARGE_ROW, Kept
 from esam.train.models import build_model
 
 

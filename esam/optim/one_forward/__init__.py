@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from .batch import Piece
+from ..batch import Piece
+from ..randomness import random_state, replayed, set_random_state
+from ..warn import warn_caller
 from .halves import Halves
-from .randomness import random_state, replayed, set_random_state
 from .rows import Kept, Store, laid_out
 from .tracing import Call, Forward, Obstacle, Traces, obstacle_in
-from .warn import warn_caller
 
 
 class OneForward:

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from ..randomness import random_state, replayed
 from .halves import Halves, traced_halves
-from .randomness import random_state, replayed
 
 TRACES = 16
 """So many combinations of shapes and modes are traced, at about a second each; a batch size needs two."""
