@@ -10,8 +10,8 @@ NOTES = (
     "learnt the errors too; one that is kept in flat minima leaves many of them out. That is why sharpness-aware "
     "training pays so visibly here.",
     "ESAM-SDS trains on the half of each batch whose loss rises most under the perturbation, as the paper has it. Once "
-    "the net has learnt something, wrong labels are over-represented there: in the end 41-44 % of what it keeps, of 30 % "
-    "in the data. So it learns later than the others: see the accuracy against epochs. ESAM trains on a random half.",
+    "the net has learnt something, wrong labels are over-represented there: in the end 41-44 % of what it keeps, of 30 "
+    "% in the data. So it learns later than the others: see the accuracy against epochs. ESAM trains on a random half.",
     "One rho for all methods, chosen for a clear picture and not tuned for each. Times include no evaluation.",
 )
 
