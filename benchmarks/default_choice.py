@@ -34,9 +34,10 @@ def candidates(config, folder):
     return runs + [run for pair in CANDIDATES for run in form(config, *pair, folder)]
 
 
-def main(out, jobs):
-    config = cifar10_small().config
-    runs = candidates(config, out) + candidates(dataclasses.replace(config, data="uoft-cs/cifar100"), out)
+def main(results, jobs):
+    config, out = cifar10_small().config, results / "cifar10" / "runs"
+    hundred = candidates(dataclasses.replace(config, data="uoft-cs/cifar100"), results / "cifar100" / "runs")
+    runs = candidates(config, out) + hundred
     others = [run for pair in OTHERS for run in form(config, *pair, out)]
     others += plan(Comparison(dataclasses.replace(config, rho=RHO, choose="suffix"), ("esam-swp",)), out)
     others += form(cifar10_small_noisy().config, "random", "suffix", out)
@@ -47,7 +48,7 @@ def main(out, jobs):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/cifar10"))
+    parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
-    main(arguments.out / "runs", arguments.jobs)
+    main(arguments.out, arguments.jobs)

@@ -19,9 +19,12 @@ from esam.bench.memory import peak_memory
 from esam.bench.steps import bench_steps, steps_table
 from esam.train.record import write_atomically
 
+TIMED = ("sgd", "sam", "esam", "esam-exact", "esam-one-forward", "esam-paper", "esam-independent", "esam-swp",
+         "esam-swp-independent", "esam-sds", "pytorch_optimizer")  # fmt: skip
+
 
 def main(bench, out):
-    contenders = {**CONTENDERS, **PEERS}
+    contenders = {**{name: CONTENDERS[name] for name in TIMED}, **PEERS}
     result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))
     for name, row in result["contenders"].items():
         row["memory"] = peak_memory(bench, contenders[name])

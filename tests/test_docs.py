@@ -1,0 +1,44 @@
+"""The docs' tables are those of the committed records."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from esam.bench.steps import steps_markdown
+from esam.report.markdown import markdown_table
+from esam.report.table import summarise
+from esam.train.record import read_records
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "results"
+SPEED = (ROOT / "docs" / "speed.md").read_text()
+SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Forward", "Backward")
+
+sys.path.insert(0, str(ROOT / "benchmarks"))
+import fidelity
+import toy_mlp
+
+
+def record(name):
+    return json.loads((RESULTS / name).read_text())
+
+
+@pytest.mark.parametrize("model", ["resnet18", "vit-tiny"])
+def test_the_times_of_a_step(model):
+    assert steps_markdown(record(f"speed/{model}.json")) in SPEED
+
+
+def test_the_papers_toy():
+    assert toy_mlp.markdown(record("toy_mlp.json")) in SPEED
+
+
+def test_the_fidelity_of_the_rankings():
+    assert fidelity.markdown(record("fidelity.json"), record("fidelity_noisy.json")) in SPEED
+
+
+@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
+def test_what_each_form_of_esam_gives(data):
+    rows = summarise([r for r in read_records(RESULTS / data / "runs") if r.config["label_noise"] == 0])
+    assert markdown_table(rows, SHOWN) in SPEED
