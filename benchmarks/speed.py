@@ -25,12 +25,13 @@ TIMED = ("sgd", "sam", "esam", "esam-exact", "esam-one-forward", "esam-paper", "
 
 def main(bench, out):
     contenders = {**{name: CONTENDERS[name] for name in TIMED}, **PEERS}
+    out.mkdir(parents=True, exist_ok=True)
     result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))
+    write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
     for name, row in result["contenders"].items():
         row["memory"] = peak_memory(bench, contenders[name])
-    Console(width=140).print(steps_table(result))
-    out.mkdir(parents=True, exist_ok=True)
     write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
+    Console(width=140).print(steps_table(result))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """What every test shares: one thread (steady, and fair to neighbours) and a small problem of each kind."""
 
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +12,7 @@ from esam import ESAM, METHODS
 from esam.optim.registry import Method
 
 torch.set_num_threads(1)
+sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))  # they are tested too
 
 
 class Problem:

@@ -1,10 +1,11 @@
 """The docs' tables are those of the committed records."""
 
 import json
-import sys
 from pathlib import Path
 
+import fidelity
 import pytest
+import toy_mlp
 
 from esam.bench.steps import steps_markdown
 from esam.report.markdown import markdown_table
@@ -15,10 +16,6 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "results"
 SPEED = (ROOT / "docs" / "speed.md").read_text()
 SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Forward", "Backward")
-
-sys.path.insert(0, str(ROOT / "benchmarks"))
-import fidelity
-import toy_mlp
 
 
 def record(name):

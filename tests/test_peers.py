@@ -1,19 +1,14 @@
 """The patterns that the bench times beside ours: are they what they are called?"""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
+from peers import PEERS, ReleasedESAM, TwoStepSAM
 from torch import nn
 
 from esam import SAM
 from esam.bench.config import Bench
 from esam.bench.steps import bench_steps
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))
-from peers import PEERS, ReleasedESAM, TwoStepSAM
 
 BATCH = 12
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -15,10 +18,29 @@ from .steps import prepared
 STEPS = 5
 
 
+# glibc keeps freed memory in pieces, and how much of it is chance: make it give every larger piece back at once
+ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
 def peak_memory(bench: Bench, contender: Contender) -> int:
     """Return the bytes that some steps need beyond the model and the batch, in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+    with _environment(ALLOCATOR), ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
         return fresh.submit(_peak_of_this_process, bench, contender).result()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for processes started inside this block."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def _peak_of_this_process(bench: Bench, contender: Contender) -> int:
