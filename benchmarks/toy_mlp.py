@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from esam import ESAM, SAM
-from esam.optim.choice import run_to_the_output
+from esam.bench.contenders import EvenSuffix
 from esam.train.record import environment, write_atomically
 
 LAYERS = (50, 75, 100, 125)
@@ -29,16 +29,7 @@ PAPER = {  # its table for one unit a layer, in per cent
 }
 
 
-def spread_evenly(beta, rounds):
-    """Return the draws of a suffix for each round: the share of full draws, and depths at even quantiles."""
-    full = round(rounds * max(beta / 2, 2 * beta - 1))
-    lots = [(0.0, 0.0)] * full + [(1.0, (i + 0.5) / (rounds - full)) for i in range(rounds - full)]
-    order = torch.randperm(rounds, generator=torch.Generator().manual_seed(0)).tolist()
-    draws = iter([lots[i] for i in order])
-    return lambda count, beta, generator: run_to_the_output(count, beta, *next(draws))
-
-
-def steppers(depth, width, batch, rounds):
+def steppers(depth, width, batch):
     """Return one step of each contender by name."""
     x = torch.randn(batch, width)
     steps = {}
@@ -57,13 +48,13 @@ def steppers(depth, width, batch, rounds):
     for beta in BETAS:
         add(("independent", beta), lambda base, m, b=beta: ESAM(base, m, beta=b, gamma=1, choose="independent", seed=0))
         suffix = add(("suffix", beta), lambda base, m, b=beta: ESAM(base, m, beta=b, gamma=1, choose="suffix", seed=0))
-        suffix.choice = spread_evenly(beta, rounds)
+        suffix.choice = EvenSuffix()
     return steps
 
 
 def savings(depth, width, batch, rounds):
     """Return, for each draw and beta, the percentage of SAM's time that is saved, and its standard error."""
-    steps = steppers(depth, width, batch, rounds)
+    steps = steppers(depth, width, batch)
     times = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from esam.bench.config import Bench
-from esam.bench.contenders import CONTENDERS, contender
+from esam.bench.contenders import CONTENDERS, EvenSuffix, contender
 from esam.bench.memory import peak_memory
 from esam.bench.steps import bench_steps, steps_table
 from esam.cli import main
@@ -76,3 +76,11 @@ def test_an_unknown_contender_is_answered_with_the_nearest(capsys):
     assert main(["bench", "step", "--contenders", "esam-papr"]) == 1
     assert "Did you mean 'esam-paper'?" in capsys.readouterr().err
     assert main(["bench", "epoch"]) == 1
+
+
+def test_even_draws_have_the_mean_of_random_ones_after_few_steps():
+    draw = EvenSuffix()
+    picks = [draw(20, 0.6, torch.Generator()) for _ in range(24)]
+    assert sum(len(d.picks) for d in picks) / 24 / 20 == pytest.approx(sum(picks[0].probabilities) / 20, abs=0.03)
+    assert any(len(d.picks) == 20 for d in picks)
+    assert min(len(d.picks) for d in picks) < 3

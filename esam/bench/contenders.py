@@ -10,11 +10,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esam.optim import METHODS
+from esam.optim import ESAM, METHODS
+from esam.optim.choice import Draw, run_to_the_output, share_of_full_draws, suffix
 from esam.train.names import did_you_mean
 
 Build = Callable[[nn.Module, Tensor, Tensor], Callable[[], Any]]
 """(model, inputs, labels) -> a function that takes one step."""
+
+
+GOLDEN_RATIO = (5**0.5 - 1) / 2
+"""Its multiples, modulo 1, fill the interval evenly however many are taken."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,19 @@ def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
     return step
 
 
+class EvenSuffix:
+    """Draws suffixes spread evenly over their distribution: few steps then cost what many would on average."""
+
+    def __init__(self) -> None:
+        self.step = 0
+
+    def __call__(self, count: int, beta: float, generator: torch.Generator) -> Draw:
+        """Return the next draw; the generator is not used."""
+        self.step += 1
+        lot, certain = self.step * GOLDEN_RATIO % 1, share_of_full_draws(beta)
+        return run_to_the_output(count, beta, lot, (lot - certain) / (1 - certain))
+
+
 @dataclass(frozen=True)
 class Registered:
     """Steps by a method of the registry."""
@@ -52,6 +70,8 @@ class Registered:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
         """Return the function that takes one step."""
         optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
+        if isinstance(optimizer, ESAM) and optimizer.choice is suffix:
+            optimizer.choice = EvenSuffix()
         return lambda: optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"))
 
 

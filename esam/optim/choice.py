@@ -41,7 +41,7 @@ def run_to_the_output(count: int, beta: float, full: float, depth: float) -> Dra
     mixed with full draws, so that each tensor has probability beta / 2 at least: no radius is scaled by more than
     2 / beta.
     """
-    certain = max(beta / 2, 2 * beta - 1)  # share of full draws: also the probability of the first tensor, at least
+    certain = share_of_full_draws(beta)  # also the probability of the first tensor, at least
     rest = (beta - certain) / (1 - certain) if certain < 1 else 0.0  # mean share of the other draws, at most 1/2
     # a start of fraction 1 - u^power leaves a run of mean length 1 / (1 + power)
     power = 1 / rest - 1 if rest > 0 else float("inf")
@@ -51,6 +51,11 @@ def run_to_the_output(count: int, beta: float, full: float, depth: float) -> Dra
     if full < certain:
         return Draw(list(range(count)), probabilities)
     return Draw([i for i, end in enumerate(ends) if depth <= end**power], probabilities)
+
+
+def share_of_full_draws(beta: float) -> float:
+    """Return how often a suffix is the whole."""
+    return max(beta / 2, 2 * beta - 1)
 
 
 CHOICES: dict[str, Choice] = {"independent": independent, "suffix": suffix}
