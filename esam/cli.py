@@ -189,7 +189,7 @@ def bench(arguments: list[str]) -> None:
 
     from esam.bench.contenders import contender
     from esam.bench.steps import bench_steps, peak_memory, steps_table
-    from esam.train.record import write_atomically
+    from esam.files import write_atomically
 
     contenders = {name: contender(name) for name in (*options.contenders, *options.against)}
     result = bench_steps(options.bench, contenders)
