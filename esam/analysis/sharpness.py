@@ -29,8 +29,9 @@ def sharpness(objective: Objective, parameters: Parameters, *, rho: float) -> fl
 def ascent_sharpness(objective: Objective, parameters: Parameters, *, rho: float, steps: int = 10) -> float:
     """Return the highest rise of the loss that projected gradient ascent finds in the ball ||eps|| <= rho.
 
-    Each step goes 2.5 rho / steps along the normalised gradient and is then projected onto the ball, as attacks on
-    inputs do (Madry et al., 2018); one step is ``sharpness``.
+    A step goes rho along the normalised gradient and is then projected onto the ball; where the loss does not rise, the
+    next one starts from the same point with half the length. The first is SAM's own eps, so more steps never find less
+    than ``sharpness``.
     """
     return _highest_rise(objective, parameters, _one, rho=rho, steps=steps)
 
@@ -58,7 +59,7 @@ def m_sharpness(
     """
     if not isinstance(objective, ModelObjective):
         raise ValueError(
-            f"m-sharpness takes the samples apart, so give a ModelObjective, got {type(objective).__name__}"
+            f"m-sharpness takes the samples apart, so give a ModelObjective, got a {type(objective).__name__}"
         )
     groups = objective.groups(m)
     return sum(measure(group, parameters, rho=rho) * group.count for group in groups) / objective.count
@@ -77,26 +78,30 @@ def _highest_rise(objective: Objective, parameters: Parameters, scale: Scale, *,
     theta = {name: p.detach() for name, p in parameters.items()}
     t = {name: scale(p) for name, p in theta.items()}
     u = {name: torch.zeros_like(p) for name, p in theta.items()}
-    length = min(rho, 2.5 * rho / steps)
-    start, highest = 0.0, -math.inf
+    loss, gradient = value_and_gradient(objective, theta)
+    start, highest, length = repeats(objective, theta, first=loss), -math.inf, rho
     for step in range(steps):
-        loss, gradient = value_and_gradient(objective, moved(theta, _product(t, u)))
-        if step == 0:
-            start = repeats(objective, theta, first=loss)
-        else:
-            highest = max(highest, float(loss))
         uphill = _product(t, gradient)
         norm = norm_of(uphill.values())
         if not torch.isfinite(norm):
             return math.nan
         if norm == 0:
             break
-        u = {name: u[name] + (length / norm).to(u[name].dtype) * uphill[name] for name in u}
-        u = _within(u, rho)
-    else:
-        with torch.no_grad():
-            last = float(objective(moved(theta, _product(t, u))))
-        highest = last if math.isnan(last) else max(highest, last)
+        factor = length / float(norm)
+        tried = _within({name: u[name] + factor * uphill[name] for name in u}, rho)
+        there = moved(theta, _product(t, tried))
+        if step == steps - 1:  # no step follows that would need a gradient
+            with torch.no_grad():
+                loss = objective(there)
+        else:
+            loss, following = value_and_gradient(objective, there)
+        if math.isnan(float(loss)):
+            return math.nan
+        if float(loss) > highest:
+            highest, u = float(loss), tried
+            gradient = following if step < steps - 1 else gradient
+        else:
+            length /= 2
     return highest - start if highest > -math.inf else 0.0
 
 
