@@ -59,8 +59,8 @@ class ModelObjective:
 
     @property
     def parameters(self) -> dict[str, Tensor]:
-        """The model's parameters as they are now, detached: where one usually looks from."""
-        return {name: p.detach() for name, p in self.model.named_parameters()}
+        """Copies of the model's parameters as they are now: where one usually looks from."""
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}
 
     def __call__(self, parameters: Parameters) -> Tensor:
         """Return the mean loss over all samples."""

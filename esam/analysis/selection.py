@@ -78,10 +78,6 @@ def select(
 ) -> Selection:
     """Take a batch apart as SDS does; ``eps`` is SAM's of radius ``rho`` unless given. ``seed`` draws B_rand."""
     checked_share("gamma", gamma)
-    if objective.count < 2 or gamma == 1:
-        raise ValueError(
-            f"B- would be empty with {objective.count} samples and gamma = {gamma}; choose a smaller gamma"
-        )
     loss, gradient = value_and_gradient(objective, parameters)
     repeats(objective, parameters, first=loss)
     eps = sam_eps(gradient, rho) if eps is None else dict(eps)
@@ -91,9 +87,7 @@ def select(
     plus = keep_highest(perturbed - losses, gamma).cpu()
     minus = _others(plus, len(losses))
     if not len(minus):
-        raise ValueError(
-            f"B- would be empty with {objective.count} samples and gamma = {gamma}; choose a smaller gamma"
-        )
+        raise ValueError(f"no sample of {objective.count} is left for B- at gamma = {gamma}; choose a smaller gamma")
     lots = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
     return Selection(losses.cpu(), perturbed.cpu(), plus, minus, lots[: len(plus)].sort().values, eps)
 
