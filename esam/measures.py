@@ -7,6 +7,7 @@ from torch import nn
 
 from esam.analysis import ModelObjective, sharpness
 from esam.train.data import Batches, Data
+from esam.train.models import fastest_memory_format
 
 RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
@@ -24,7 +25,9 @@ def training_objective(model: nn.Module, data: Data, device: torch.device, *, im
     """Return the mean loss over this many evenly spaced training images, or over all where there are fewer."""
     rows = torch.linspace(0, len(data.train) - 1, min(images, len(data.train))).round().long()
     split = data.train.select(rows)
-    return ModelObjective(model, Batches(split, 250, mean=data.mean, std=data.std, device=device).in_order())
+    layout = fastest_memory_format(model)
+    batches = Batches(split, 250, mean=data.mean, std=data.std, device=device, memory_format=layout)
+    return ModelObjective(model, batches.in_order())
 
 
 MEASURES = {"sharpness": training_sharpness}

@@ -25,7 +25,7 @@ Numbers = Sequence[float]
 Colours = Mapping[str, str]
 
 FORMATS = ("svg", "pdf", "png")
-STYLE: dict[str, Any] = {
+STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
     "font.size": 9,
     "axes.titlesize": 10,
@@ -139,6 +139,7 @@ def contours(
     scale = _Scale(list(fields.values()))
 
     def draw(figure: Any) -> None:
+        figure.get_layout_engine().set(wspace=0.06)
         panels = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
         for axes, (name, field) in zip(panels, fields.items(), strict=True):
             xs, ys = landscapes[name].axes
@@ -175,6 +176,8 @@ def surfaces(
     scale = _Scale(list(fields.values()), logarithmic=False)
 
     def draw(figure: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for number, (name, field) in enumerate(fields.items(), start=1):
             axes = figure.add_subplot(1, len(fields), number, projection="3d")
             xs, ys = (torch.tensor(axis) for axis in landscapes[name].axes)
@@ -183,12 +186,14 @@ def surfaces(
             axes.plot_surface(x, y, field, cmap=MAP, norm=scale.norm, antialiased=True, **shape)
             axes.set_zlim(scale.low, scale.high)
             axes.view_init(elev=28, azim=-55)
-            axes.set_box_aspect((1, 1, 0.75), zoom=0.86)
+            axes.set_box_aspect((1, 1, 0.75), zoom=0.82)
             axes.set_xlabel(x_label, labelpad=2)
             axes.set_ylabel(y_label, labelpad=2)
-            axes.set_zlabel(z_label, labelpad=1)
+            axes.zaxis.set_rotate_label(False)
+            axes.set_zlabel(z_label, labelpad=1, rotation=90)
             axes.tick_params(labelsize=7, pad=0)
             for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
+                axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
                 axis.set_pane_color((1, 1, 1, 0))
                 axis._axinfo["grid"].update(color=STYLE["grid.color"], linewidth=0.5)
             axes.set_title(name, color=own[name], fontweight="bold", y=0.98)
@@ -251,13 +256,17 @@ def dots(
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        for name, row in connected.items():
+        for number, (name, row) in enumerate(connected.items()):
+            side = (
+                {"xytext": (5, 5), "va": "bottom"} if number % 2 else {"xytext": (-5, -5), "va": "top", "ha": "right"}
+            )
             axes.plot([d.x for d in row], [d.y for d in row], "o-", color=own[name], markersize=4.5, lw=1.2, label=name)
             for dot in row:
-                axes.annotate(dot.words, (dot.x, dot.y), xytext=(4, 4), textcoords="offset points", fontsize=7)
+                where = {**side, "textcoords": "offset points", "fontsize": 7}
+                axes.annotate(dot.words, (dot.x, dot.y), color=own[name], **where)
         for name, dot in isolated.items():
             axes.plot(dot.x, dot.y, "o", color=own[name], markersize=10, markeredgecolor="white", zorder=3)
-            where = {"xytext": (8, -3), "textcoords": "offset points", "fontweight": "bold"}
+            where = {"xytext": (0, 8), "textcoords": "offset points", "fontweight": "bold", "ha": "center"}
             axes.annotate(dot.words or name, (dot.x, dot.y), color=own[name], **where)
         axes.margins(x=0.12, y=0.12)
         _finish(axes, x_label, y_label, title, legend=bool(connected))
