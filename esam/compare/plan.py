@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from esam.files import write_atomically
 from esam.train.config import METHOD_SETTINGS, Config
 from esam.train.names import did_you_mean
-from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record, write_atomically
+from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record
 
 CONFIG_NAME = "config.json"
 

@@ -91,15 +91,7 @@ def run(
     if config.threads:
         torch.set_num_threads(config.threads)
     device = chosen_device(config.device)
-    data = load_data(
-        config.data,
-        label_column=config.label_column,
-        image_column=config.image_column,
-        train_size=config.train_size,
-        label_noise=config.label_noise,
-        size=config.size,
-        validation=config.validation,
-    )
+    data = configured_data(config)
     model = prepared_model(config, data, device)
     optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
@@ -130,6 +122,19 @@ def run(
     taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
     writer.end(**_results(progress, last, trained, device), **taken)
     return read_record(path)
+
+
+def configured_data(config: Config) -> Data:
+    """Return the configured images and labels."""
+    return load_data(
+        config.data,
+        label_column=config.label_column,
+        image_column=config.image_column,
+        train_size=config.train_size,
+        label_noise=config.label_noise,
+        size=config.size,
+        validation=config.validation,
+    )
 
 
 def prepared_model(config: Config, data: Data, device: torch.device) -> nn.Module:
