@@ -16,7 +16,8 @@ ALLOWED = {
     "report": {"train", "analysis", "files", "palette"},
     "bench": {"optim", "train"},
     "compare": {"optim", "train", "measures", "report", "files"},
-    "recipes": {"optim", "train", "analysis", "compare"},
+    "reproduce": {"optim", "train", "analysis", "compare", "measures", "analyze", "report", "files"},
+    "recipes": {"optim", "train", "analysis", "compare", "analyze", "reproduce", "report", "files"},
     "integrations": {"optim"},
 }
 

@@ -23,6 +23,8 @@ class PlannedRun:
 
     config: Config
     folder: Path
+    worker: str = "esam.compare.worker"
+    """The module whose process runs it."""
 
     def record(self) -> RunRecord | None:
         """Return what the run has recorded so far."""

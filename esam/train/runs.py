@@ -29,6 +29,7 @@ SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
 EVALUATION_BATCH = 500
 
 Measure = Callable[[nn.Module, Data, torch.device], Any]
+Observe = Callable[[int, nn.Module, Data], None]
 
 
 def title(config: Config) -> str:
@@ -70,11 +71,13 @@ def run(
     *,
     measures: Mapping[str, Measure] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
+    observe: Observe | None = None,
 ) -> RunRecord:
     """Run a configuration in a folder, or go on where it was interrupted; a finished run is returned as it is.
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
-    ``watch`` is called with the figures of each epoch.
+    ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
+    data; it must leave the model and the random stream as they are.
     """
     folder = Path(folder)
     path = folder / RECORD_NAME
@@ -104,6 +107,8 @@ def run(
         last.update(metrics)
         if watch is not None:
             watch(metrics)
+        if observe is not None:
+            observe(metrics["epoch"], model, data)
 
     progress = fit(
         model,
