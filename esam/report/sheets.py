@@ -20,10 +20,13 @@ class Sheet:
 
 
 def as_text(sheet: Sheet) -> str:
-    """Give the table in columns of equal width, the first to the left and the others to the right."""
-    widths = [max(map(len, column)) for column in zip(sheet.head, *sheet.rows, strict=True)]
-    lines = [_line(sheet.head, widths), "  ".join("-" * width for width in widths)]
-    return "\n".join([sheet.title, *lines, *(_line(row, widths) for row in sheet.rows)])
+    """Give the table in columns of equal width: words to the left, numbers to the right."""
+    columns = [list(column) for column in zip(sheet.head, *sheet.rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    turn = [str.rjust if all(map(_numeric, column[1:])) else str.ljust for column in columns]
+    rule = ["-" * width for width in widths]
+    lines = [[t(c, w) for t, c, w in zip(turn, line, widths, strict=True)] for line in (sheet.head, rule, *sheet.rows)]
+    return "\n".join([sheet.title, *("  ".join(line).rstrip() for line in lines)])
 
 
 def as_markdown(sheet: Sheet) -> str:
@@ -43,12 +46,8 @@ def as_html(sheet: Sheet) -> str:
     )
 
 
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    first, *others = (
-        cell.ljust(width) if number == 0 else cell.rjust(width)
-        for number, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return "  ".join([first, *others]).rstrip()
+def _numeric(cell: str) -> bool:
+    return not cell or cell[0] in "0123456789+-–."
 
 
 def _html_row(row: Sequence[str]) -> str:

@@ -91,6 +91,8 @@ class Scale:
     """Random vectors behind the Hessian's trace."""
     savings: Savings
     search: Search
+    rounds: int
+    """Steps of each method when they are timed in turn."""
 
 
 def words(task: Task) -> str:

@@ -33,6 +33,7 @@ class Store:
     def __init__(self, out: str | Path, scale: Scale, *, shared: Iterable[str | Path] = ()) -> None:
         self.folder, self.scale = Path(out) / scale.name, scale
         self.shared = [Path(folder) for folder in shared]
+        self._finished: dict[Path, RunRecord] = {}
         for folder in self.shared:
             if not folder.is_dir():
                 raise ValueError(f"{folder} is not a folder: give one that holds runs, such as results/cifar10/runs")
@@ -43,15 +44,24 @@ class Store:
 
     def record(self, run: PlannedRun) -> RunRecord | None:
         """Return the record of a run that is finished, wherever it is."""
-        return next((record for record in map(_finished, self._everywhere(run)) if record is not None), None)
+        return next((record for record in map(self.finished, self._everywhere(run)) if record is not None), None)
+
+    def finished(self, run: PlannedRun) -> RunRecord | None:
+        """Return the record of a run if it is finished in its own folder; read once, for it changes no more."""
+        if run.folder not in self._finished:
+            record = run.record()
+            if record is None or not record.finished:
+                return None
+            self._finished[run.folder] = record
+        return self._finished[run.folder]
 
     def with_weights(self, run: PlannedRun) -> PlannedRun:
         """Return the run where its weights are, or where they are to be trained."""
         for found in self._everywhere(run):
-            if (found.folder / CHECKPOINT_NAME).exists() and _finished(found) is not None:
+            if (found.folder / CHECKPOINT_NAME).exists() and self.finished(found) is not None:
                 return found
         # a record that came without its weights stays as it is
-        kept = _finished(run) is not None
+        kept = self.finished(run) is not None
         return replace(run, folder=self.folder / "weights" / run.folder.name) if kept else run
 
     def looked_into(self, row: Row, look: Look) -> list[PlannedRun]:
@@ -64,10 +74,12 @@ class Store:
         missing: dict[str, PlannedRun] = {}
         for row in needs.observed:
             assert needs.look is not None, row
-            missing |= {run.folder.name: run for run in self.looked_into(row, needs.look) if not _seen(run, needs.look)}
+            missing |= {
+                run.folder.name: run for run in self.looked_into(row, needs.look) if not self._seen(run, needs.look)
+            }
         for row in needs.weights:
             for run in map(self.with_weights, self.planned(row)):
-                if _finished(run) is None:
+                if self.finished(run) is None:
                     missing.setdefault(run.folder.name, run)
         for row in needs.rows:
             for run in self.planned(row):
@@ -128,6 +140,16 @@ class Store:
             raise ValueError(f"{path} holds no results of {item.name} in format {FORMAT}; make the item again")
         return result
 
+    def _seen(self, run: PlannedRun, look: Look) -> bool:
+        """Tell whether a run was trained to its end and looked into as asked."""
+        from .observe import read_observations
+
+        if self.finished(run) is None:
+            return False
+        if list(read_observations(run.folder)) != look.epochs(run.config.epochs):
+            raise ValueError(f"{run.folder} is trained but was not looked into as asked; delete it to train it again")
+        return True
+
     def _everywhere(self, run: PlannedRun) -> Iterator[PlannedRun]:
         looks = sorted((self.folder / "observed").glob("*/"))
         for place in (run.folder.parent, *looks, self.folder / "weights", *self.shared):
@@ -175,19 +197,3 @@ class Found:
 def configs(rows: Iterable[Row]) -> list[Config]:
     """Return the configurations of the runs of some rows."""
     return [run.config for row in rows for run in plan(row.comparison, Path())]
-
-
-def _finished(run: PlannedRun) -> RunRecord | None:
-    record = run.record()
-    return record if record is not None and record.finished else None
-
-
-def _seen(run: PlannedRun, look: Look) -> bool:
-    """Tell whether a run was trained to its end and looked into as asked."""
-    from .observe import read_observations
-
-    if _finished(run) is None:
-        return False
-    if list(read_observations(run.folder)) != look.epochs(run.config.epochs):
-        raise ValueError(f"{run.folder} is trained but was not looked into at every epoch; delete it to train it again")
-    return True

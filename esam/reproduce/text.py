@@ -42,7 +42,7 @@ def state(item: Item, store: Store) -> str:
     needs = item.needs(store.scale)
     total, missing = len(store.needed(needs)), len(store.missing(needs))
     if lacking(item, store):
-        return "data missing"
+        return "data not here"
     return "not made" if total == 0 else f"{total - missing} of {total} runs"
 
 

@@ -1,7 +1,4 @@
-"""The paper's tables and figures: one module each. ``ITEMS`` has all of them, in the order in which they share best.
-
-Runs that are looked into while they train, and runs whose weights are needed, come first: tables then find them done.
-"""
+"""The paper's tables and figures: one module each. ``ITEMS`` has all of them by name, ``SCALES`` their two sizes."""
 
 from __future__ import annotations
 
@@ -45,5 +42,6 @@ MODULES = (
 )
 ITEMS: dict[str, Item] = {module.ITEM.name: module.ITEM for module in MODULES}
 
-MAKING_ORDER = sorted(ITEMS, key=lambda name: (name.startswith(("table", "figure", "vit", "parameter", "grid")), name))
+FIRST = ("four-losses", "cosines", "linearity", "sds-illustration", "landscapes", "adversarial-landscapes")
+MAKING_ORDER = [*FIRST, *(name for name in ITEMS if name not in FIRST)]
 """What looks into runs, or needs their weights, first: tables then find those runs done."""

@@ -1,9 +1,11 @@
 """What does the paper claim, what was measured here, and does it hold? The verdicts are rules, not opinions.
 
-A claim that one accuracy is at least another's holds unless the means differ the other way by more than two standard
-errors, and needs two seeds of each. A claim that something is greater holds when it is so by more than two standard
-errors, does not hold when the order is the reverse, and counts as not tested in between: this scale cannot tell. A
-claim about every batch holds when at least 95 % of the batches agree.
+A claim that one accuracy is at least another's is judged by the mean difference over all tasks: it holds unless that is
+negative by more than two standard errors, and needs two seeds of each. A claim that something is greater holds when it
+is so by more than two standard errors, does not hold when the order is the reverse, and counts as not tested in
+between: this scale cannot tell. A claim about speed is judged by steps timed in turn: the whole interval of the
+measured ratio is above the paper's lowest figure, or below it, or the claim is not tested. A claim about every batch
+holds when at least 95 % of the batches agree.
 """
 
 from __future__ import annotations
@@ -88,46 +90,45 @@ def claims_part(items: Mapping[str, Item], store: Store) -> Part:
 
 
 def at_least(method: str, other: str) -> Callable[[Mapping[str, Any]], Finding]:
-    """Judge that a method's accuracy is at least another's, on every task."""
-    return lambda values: _by_task(
-        values, method, other, "accuracy", " %", lambda difference, error: difference >= -2 * error
-    )
+    """Judge that a method's accuracy is at least another's, over all tasks."""
 
+    def judge(values: Mapping[str, Any]) -> Finding:
+        told, differences, errors = [], [], []
+        for task, methods in values["tasks"].items():
+            if method not in methods or other not in methods:
+                continue
+            mine, theirs = methods[method]["accuracy"], methods[other]["accuracy"]
+            if mine["mean"] is None or theirs["mean"] is None:
+                continue
+            differences.append(mine["mean"] - theirs["mean"])
+            error = standard_error(mine, theirs)
+            errors.append(error)
+            spread = "" if error is None else f" ± {error:.2f}"
+            told.append(f"{task}: {differences[-1]:+.2f}{spread} (n = {min(mine['n'], theirs['n'])})")
+        known = [error for error in errors if error is not None]
+        if not known or len(known) < len(errors):
+            return "; ".join(told) or "no runs", UNTESTED
+        mean, error = statistics.fmean(differences), math.sqrt(sum(e**2 for e in known)) / len(known)
+        whole = f"{mean:+.2f} ± {error:.2f} points over all: " if len(known) > 1 else "points, "
+        return whole + "; ".join(told), HOLDS if mean >= -2 * error else FAILS
 
-def _by_task(
-    values: Mapping[str, Any], method: str, other: str, key: str, unit: str, holds: Callable[[float, float], bool]
-) -> Finding:
-    told, verdicts = [], []
-    for task, methods in values["tasks"].items():
-        if method not in methods or other not in methods:
-            continue
-        mine, theirs = methods[method][key], methods[other][key]
-        if mine["mean"] is None or theirs["mean"] is None:
-            continue
-        difference = mine["mean"] - theirs["mean"]
-        error = standard_error(mine, theirs)
-        n = min(mine["n"], theirs["n"])
-        if error is None:
-            told.append(f"{task}: {difference:+.2f}{unit} (n = {n})")
-            continue
-        told.append(f"{task}: {difference:+.2f}{unit} ± {error:.2f} (n = {n})")
-        verdicts.append(holds(difference, error))
-    return "; ".join(told) or "no runs", _all(verdicts)
+    return judge
 
 
 def faster(method: str, least: float) -> Callable[[Mapping[str, Any]], Finding]:
-    """Judge that a method trains at this many times SAM's speed or more, on every task, by two standard errors."""
+    """Judge that a method's steps have this many times SAM's speed or more, on every task."""
 
     def judge(values: Mapping[str, Any]) -> Finding:
         told, verdicts = [], []
-        for task, methods in values["tasks"].items():
-            speed = methods.get(method, {}).get("speed")
-            if not speed or speed["mean"] is None:
+        for task, methods in values["timed"].items():
+            if method not in methods:
                 continue
-            told.append(f"{task}: {100 * speed['mean']:.0f} %{_plus_minus(speed, 100)} (n = {speed['n']})")
-            error = speed["std"] / speed["n"] ** 0.5 if speed["std"] is not None else 0.0
-            verdicts.append(speed["mean"] + 2 * error >= least)
-        return "; ".join(told) or "no runs", _all(verdicts)
+            (low, high), ratio = methods[method]["interval"], methods[method]["ratio"]
+            low, high = min(low, ratio), max(high, ratio)
+            n = methods[method]["n"]
+            told.append(f"{task}: {100 * ratio:.0f} % ({100 * low:.0f} to {100 * high:.0f}, n = {n} steps)")
+            verdicts.append(HOLDS if low >= least else FAILS if high < least else UNTESTED)
+        return "; ".join(told) or "no runs", _worst(verdicts)
 
     return judge
 
@@ -290,10 +291,6 @@ def _all(verdicts: Sequence[bool]) -> str:
 
 def _worst(verdicts: Sequence[str]) -> str:
     return next((verdict for verdict in (FAILS, UNTESTED, HOLDS) if verdict in verdicts), UNTESTED)
-
-
-def _plus_minus(values: Mapping[str, Any], factor: float) -> str:
-    return "" if values["std"] is None else f" ± {factor * values['std']:.0f}"
 
 
 def _three(values: Mapping[str, Any]) -> str:

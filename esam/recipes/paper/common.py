@@ -77,7 +77,7 @@ def spread(values: Sequence[float | None]) -> dict[str, Any]:
     }
 
 
-def accuracy_sheet(title: str, tasks: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Any]) -> Sheet:
+def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, Any]) -> Sheet:
     """Return ours and the paper's figures side by side, one line for each method on each task."""
     head = (
         "Task, method",
@@ -88,14 +88,17 @@ def accuracy_sheet(title: str, tasks: Mapping[str, Mapping[str, Any]], paper: Ma
         "paper",
         "Images/s",
         "of SAM's speed",
+        "timed in turn",
+        "by count",
         "paper",
         "paper, images/s",
         "n",
     )
     lines = []
-    for task, methods in tasks.items():
+    for task, methods in measured["tasks"].items():
         theirs = paper.get(task, {})
         for label, own in methods.items():
+            turn = measured["timed"][task][label]
             printed = theirs.get(_theirs(label)) if label != DEFAULT else None
             base = theirs.get("SGD")
             lines.append(
@@ -108,6 +111,8 @@ def accuracy_sheet(title: str, tasks: Mapping[str, Mapping[str, Any]], paper: Ma
                     f"{printed['accuracy'] - base['accuracy']:+.2f}" if printed and base else ABSENT,
                     told(own["images_per_second"], 0),
                     told(own["speed"], 1, factor=100, unit=" %"),
+                    f"{100 * turn['ratio']:.1f} %",
+                    f"{100 * turn['counted']:.1f} %",
                     f"{printed['speed']:.1f} %" if printed and printed["speed"] else ABSENT,
                     f"{printed['images_per_second']:,.0f}" if printed else ABSENT,
                     str(own["accuracy"]["n"]),

@@ -14,6 +14,7 @@ from esam.reproduce.store import Found
 
 from . import table1
 from .common import THREE, accuracy_sheet, figures_of, printed_json, rows_of, slug
+from .timing import timed
 
 PAPERS_TASK = ("PyramidNet-110", "CIFAR-100")
 
@@ -27,12 +28,12 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed by task and method."""
-    return {"tasks": figures_of(found, found.needs.rows)}
+    return {"tasks": figures_of(found, found.needs.rows), "timed": timed(found, found.needs.rows)}
 
 
 def sheets(measured: Values) -> list[Sheet]:
     """Return the numbers behind the bars."""
-    return [accuracy_sheet("Training speed against accuracy", measured["tasks"], ITEM.paper)]
+    return [accuracy_sheet("Training speed against accuracy", measured, ITEM.paper)]
 
 
 def draw(measured: Values, path: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """The grid search of the appendix: learning rate, weight decay and batch size, tuned for each method separately.
 
 Paper: learning rate .01 to .2, weight decay 5e-4 and 1e-3, batch 64 to 256; it prints the choice alone (Table of A.8).
-CPU scale: the same grid with ResNet-8 on 2,500 images of CIFAR-10, 8 epochs, judged on held-out images.
+CPU scale: the same grid with ResNet-8 on 2,500 images of CIFAR-10, 6 epochs, judged on held-out images.
 """
 
 from __future__ import annotations

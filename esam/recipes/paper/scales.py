@@ -51,6 +51,7 @@ def paper_scale() -> Scale:
         vectors=30,
         savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=3_000, batch=128, draws=10),
         search=_search(resnet18),
+        rounds=30,
     )
 
 
@@ -59,7 +60,7 @@ def cpu_scale() -> Scale:
     cifar = {
         **_on_cifars("ResNet-18", _cpu_resnet),
         **_on_cifars("WRN-28-10", lambda data: _smaller(_cpu_resnet(data), model="wrn10-1", epochs=30)),
-        **_on_cifars("PyramidNet-110", lambda data: _smaller(_cpu_resnet(data), model="pyramidnet8", epochs=20)),
+        **_on_cifars("PyramidNet-110", lambda data: _smaller(_cpu_resnet(data), model="pyramidnet8", epochs=16)),
     }
     imagenet = {(name, "ImageNet"): _cpu_imagenet(model) for name, model in
                 (("ResNet-50", "resnet14"), ("ResNet-101", "resnet20"))}  # fmt: skip
@@ -76,12 +77,13 @@ def cpu_scale() -> Scale:
         observed=tuple(task for task in cifar if task[0] != "PyramidNet-110"),
         look=Look(4, 4, 64, gamma=0.5, rho=0.05, betas=BETAS, draws=3, ts=TS, mean_draws=200),
         landscape=(("ResNet-18", "CIFAR-10"), resnet18),
-        random_plane=Grid(points=21, groups=4, reach=1.0, images=1_000),
+        random_plane=Grid(points=21, groups=3, reach=1.0, images=1_000),
         adversarial=(("ResNet-18", "CIFAR-10"), resnet18),
         adversarial_plane=Grid(points=21, groups=2, reach=0.5, images=1_000),
         vectors=20,
         savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=256, batch=128, draws=10),
-        search=_search(_smaller(resnet18, epochs=8, evaluate_every=8)),
+        search=_search(_smaller(resnet18, epochs=6, evaluate_every=6)),
+        rounds=15,
     )
 
 
@@ -158,14 +160,14 @@ def _cpu_resnet(data: str) -> Comparison:
 
 
 def _cpu_imagenet(model: str) -> Comparison:
-    """5,000 images of CIFAR-100, 12 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
+    """5,000 images of CIFAR-100, 10 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
     config = Config(
         data=HUB["CIFAR-100"],
         model=model,
         train_size=5_000,
-        epochs=12,
+        epochs=10,
         batch_size=128,
-        evaluate_every=4,
+        evaluate_every=5,
         augment="inception",
         rho=0.05,
         gamma=0.7,
@@ -178,14 +180,14 @@ def _cpu_imagenet(model: str) -> Comparison:
 
 
 def _cpu_vit() -> Comparison:
-    """ViT-tiny, 1,000 images of CIFAR-10, 10 epochs, batch 64, AdamW, beta .5, gamma .7."""
+    """ViT-tiny, 1,000 images of CIFAR-10, 8 epochs, batch 64, AdamW, beta .5, gamma .7."""
     config = Config(
         data=HUB["CIFAR-10"],
         model="vit-tiny",
         train_size=1_000,
-        epochs=10,
+        epochs=8,
         batch_size=64,
-        evaluate_every=10,
+        evaluate_every=8,
         optimizer="adamw",
         lr=1e-3,
         weight_decay=0.05,

@@ -45,7 +45,10 @@ def needs(scale: Scale) -> Needs:
     layer = 3 * 2 * sizes.width**2 * sizes.batch
     units = sum(sizes.serial) + 2 * sum(sizes.crossed)
     words = f"{sizes.serial} and {sizes.crossed} layers of {sizes.width:,} units, {sizes.draws} draws"
-    return Needs(flops=float(units * layer * sizes.draws * (1 + len(sizes.betas))), sizes={"MLPs": words})
+    return Needs(
+        flops=float(units * layer * sizes.draws * (1 + len(sizes.betas))),
+        sizes={"MLPs": f"{words}, timed on one CPU thread"},
+    )
 
 
 def analyse(found: Found) -> Values:

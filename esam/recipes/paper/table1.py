@@ -13,6 +13,7 @@ from esam.reproduce.scale import Scale, Task
 from esam.reproduce.store import Found
 
 from .common import THREE, Printed, accuracy_sheet, draw_bars, figures_of, printed_json, rows_of
+from .timing import timed
 
 PAPER: dict[Task, dict[str, Printed]] = {
     ("ResNet-18", "CIFAR-10"): {
@@ -60,12 +61,12 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed by task and method."""
-    return {"tasks": figures_of(found, found.needs.rows)}
+    return {"tasks": figures_of(found, found.needs.rows), "timed": timed(found, found.needs.rows)}
 
 
 def sheets(measured: Values) -> list[Sheet]:
     """Return the table, the paper's numbers beside ours."""
-    return [accuracy_sheet("Accuracy and training speed on CIFAR", measured["tasks"], ITEM.paper)]
+    return [accuracy_sheet("Accuracy and training speed on CIFAR", measured, ITEM.paper)]
 
 
 def draw(measured: Values, path: Path) -> list[Path]:
