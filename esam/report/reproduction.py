@@ -21,6 +21,8 @@ figure.picture { margin: 20px 0; padding: 12px; background: #fff; border: 1px so
 figure.picture img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 nav ul { columns: 2; padding-left: 20px; }
 .results td { white-space: nowrap; }
+.results .words { text-align: left; }
+.results td.long { text-align: left; white-space: normal; min-width: 26em; }
 """
 
 

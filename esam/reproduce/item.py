@@ -16,6 +16,21 @@ from .scale import Look, Scale
 if TYPE_CHECKING:
     from .store import Found
 
+MODEL_NAMES = {
+    "resnet8": "ResNet-8",
+    "resnet14": "ResNet-14",
+    "resnet18": "ResNet-18",
+    "resnet20": "ResNet-20",
+    "resnet50": "ResNet-50",
+    "resnet101": "ResNet-101",
+    "wrn10-1": "WRN-10-1",
+    "wrn28-10": "WRN-28-10",
+    "pyramidnet8": "PyramidNet-8",
+    "pyramidnet110": "PyramidNet-110",
+    "vit-tiny": "ViT-tiny",
+    "vit-s16": "ViT-S/16",
+}
+DATA_NAMES = {"uoft-cs/cifar10": "CIFAR-10", "uoft-cs/cifar100": "CIFAR-100", "ILSVRC/imagenet-1k": "ImageNet"}
 Values = dict[str, Any]
 """An item's results as plain JSON values."""
 
@@ -29,6 +44,15 @@ class Row:
     """The method as people read it: "ESAM"."""
     comparison: Comparison
     """Of this method alone."""
+
+    @property
+    def title(self) -> str:
+        """The task as it is run: "ResNet-8 for ResNet-18, CIFAR-10" where a smaller model stands for the paper's."""
+        config = self.comparison.config
+        model, data = MODEL_NAMES.get(config.model, config.model), DATA_NAMES.get(config.data, config.data)
+        if self.task == f"{model}, {data}":
+            return self.task
+        return f"{model} for {self.task}" if self.task.endswith(f", {data}") else f"{model}, {data} for {self.task}"
 
 
 @dataclass(frozen=True)

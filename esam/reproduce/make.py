@@ -45,7 +45,7 @@ def make(
         store.prepare(missing, needs.look)
         watch(Launcher(missing, jobs=jobs))
     measured = item.analyse(Found(store, needs, tell))
-    store.save(item, measured, len(store.needed(needs)), dict(environment()))
+    store.save(item, measured, needs, dict(environment()))
     result = store.result(item)  # as it was written: what is not finite is None
     assert result is not None
     for old in sorted(store.folder.glob(f"{item.name}*.svg")) + sorted(store.folder.glob(f"{item.name}*.png")):
@@ -63,7 +63,9 @@ def write_report(items: Mapping[str, Item], store: Store, extra: Sequence[Part] 
         if result is not None:
             pictures = [p for p in sorted(store.folder.glob(f"{item.name}*.svg")) if _belongs(p, item, items)]
             sheets = item.sheets(result["measured"])
-            parts.append(Part(item.name, item.number, item.title, sheets, pictures, item.notes))
+            trained = f"Trained: {'; '.join(result['trained'])}." if 0 < len(result["trained"]) < 9 else ""
+            notes = [note for note in (trained, *item.notes) if note]
+            parts.append(Part(item.name, item.number, item.title, sheets, pictures, notes))
     if not parts:
         raise ValueError(f"nothing has been made in {store.folder} yet; make an item first, such as table1")
     made = sum(store.result(item) is not None for item in items.values())

@@ -107,8 +107,10 @@ class Store:
         """Return the item's path without an ending: .json, .svg and .png are its files."""
         return self.folder / item.name
 
-    def save(self, item: Item, measured: dict[str, Any], runs: int, environment: dict[str, Any]) -> Path:
-        """Write an item's results."""
+    def save(self, item: Item, measured: dict[str, Any], needs: Needs, environment: dict[str, Any]) -> Path:
+        """Write an item's results, with what they were measured on."""
+        runs = self.needed(needs)
+        trained = sorted({described(run.config) for run in runs.values()})
         result = {
             "kind": "reproduction",
             "format": FORMAT,
@@ -118,7 +120,8 @@ class Store:
             "scale": self.scale.name,
             "paper": item.paper,
             "measured": measured,
-            "runs": runs,
+            "runs": len(runs),
+            "trained": trained,
             "environment": environment,
         }
         path = self.path(item).with_suffix(".json")
@@ -192,6 +195,13 @@ class Found:
     def kept(self, name: str) -> Path:
         """Return a file of this name that keeps what an analysis has done so far."""
         return self.store.folder / "work" / f"{name}.json"
+
+
+def described(config: Config) -> str:
+    """Say what a run trains, whatever its method."""
+    images = "all images" if config.train_size is None else f"{config.train_size:,} images"
+    how = f"{config.epochs} epochs, batch {config.batch_size}, augmentation {config.augment}"
+    return f"{config.model} on {images} of {config.data}, {how}, {config.optimizer} with learning rate {config.lr:g}"
 
 
 def configs(rows: Iterable[Row]) -> list[Config]:

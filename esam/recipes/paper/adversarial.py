@@ -39,7 +39,7 @@ def analyse(found: Found) -> Values:
         groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
         kept = found.kept(f"adversarial-{row.label.lower()}-{run.record.run['id']}")
         methods[row.label] = plane_values(landscape(groups, theta, [axis, axis], path=kept))
-    return {"task": found.needs.weights[0].task, "methods": methods}
+    return {"task": found.needs.weights[0].title, "methods": methods}
 
 
 def sheets(measured: Values) -> list[Sheet]:

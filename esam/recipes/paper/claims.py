@@ -64,8 +64,8 @@ def judged(measured: Measured) -> list[Judged]:
 
 def claims_sheet(rows: Sequence[Judged]) -> Sheet:
     """Return the table of claims."""
-    head = ("Claim", "Paper", "Measured here", "Verdict")
-    return Sheet("The paper's claims", head, tuple((r.claim, r.paper, r.measured, r.verdict) for r in rows))
+    head = ("Claim", "Paper", "Verdict", "Measured here")
+    return Sheet("The paper's claims", head, tuple((r.claim, r.paper, r.verdict, r.measured) for r in rows))
 
 
 def judged_at(items: Mapping[str, Item], store: Store) -> list[Judged]:
@@ -104,7 +104,7 @@ def at_least(method: str, other: str) -> Callable[[Mapping[str, Any]], Finding]:
             error = standard_error(mine, theirs)
             errors.append(error)
             spread = "" if error is None else f" ± {error:.2f}"
-            told.append(f"{task}: {differences[-1]:+.2f}{spread} (n = {min(mine['n'], theirs['n'])})")
+            told.append(f"{_title(values, task)}: {differences[-1]:+.2f}{spread} (n = {min(mine['n'], theirs['n'])})")
         known = [error for error in errors if error is not None]
         if not known or len(known) < len(errors):
             return "; ".join(told) or "no runs", UNTESTED
@@ -126,7 +126,9 @@ def faster(method: str, least: float) -> Callable[[Mapping[str, Any]], Finding]:
             (low, high), ratio = methods[method]["interval"], methods[method]["ratio"]
             low, high = min(low, ratio), max(high, ratio)
             n = methods[method]["n"]
-            told.append(f"{task}: {100 * ratio:.0f} % ({100 * low:.0f} to {100 * high:.0f}, n = {n} steps)")
+            told.append(
+                f"{_title(values, task)}: {100 * ratio:.0f} % ({100 * low:.0f} to {100 * high:.0f}, n = {n} steps)"
+            )
             verdicts.append(HOLDS if low >= least else FAILS if high < least else UNTESTED)
         return "; ".join(told) or "no runs", _worst(verdicts)
 
@@ -145,7 +147,7 @@ def best_share(label: str, lowest: float, highest: float) -> Callable[[Mapping[s
                 continue
             best = max(known, key=lambda share: known[share]["mean"])
             n = min(own["n"] for own in known.values())
-            told.append(f"{task}: best at {best:g} with {known[best]['mean']:.2f} % (n = {n})")
+            told.append(f"{_title(values, task)}: best at {best:g} with {known[best]['mean']:.2f} % (n = {n})")
             if n > 1:  # one seed for each value orders them by chance
                 verdicts.append(lowest <= best <= highest)
         return "; ".join(told) or "no runs", _all(verdicts)
@@ -274,6 +276,13 @@ def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
     n = len(xs)
     apart = sum((a - b) ** 2 for a, b in zip(ranks(xs), ranks(ys), strict=True))
     return 1 - 6 * apart / (n * (n * n - 1))
+
+
+def _title(values: Mapping[str, Any], task: str) -> str:
+    """Return the task as it was run, without the paper's name for it."""
+    title: str = values["titles"].get(task, task)
+    model, stands, rest = title.partition(" for ")
+    return model if "," in model else f"{model}, {rest.partition(', ')[2]}" if stands else title
 
 
 def _greater(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:

@@ -103,7 +103,7 @@ def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, 
             base = theirs.get("SGD")
             lines.append(
                 (
-                    f"{task}: {label}",
+                    f"{measured['titles'][task]}: {label}",
                     told(own["accuracy"], 2),
                     told(own["best"], 2),
                     _paper_accuracy(printed),
@@ -121,14 +121,16 @@ def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, 
     return Sheet(title, head, tuple(lines))
 
 
-def draw_bars(tasks: Mapping[str, Mapping[str, Any]], path: Path) -> list[Path]:
+def draw_bars(measured: Mapping[str, Any], path: Path) -> list[Path]:
     """Draw accuracy and speed of every method, a panel for each task."""
     from esam.analysis.plot import Bar, bars
 
     def panels(key: str) -> dict[str, dict[str, Any]]:
         return {
-            task: {_short(label): Bar(own[key]["mean"], own[key]["std"]) for label, own in methods.items()}
-            for task, methods in tasks.items()
+            measured["titles"][task].replace(" for ", "\nfor "): {
+                _short(label): Bar(own[key]["mean"], own[key]["std"]) for label, own in methods.items()
+            }
+            for task, methods in measured["tasks"].items()
         }
 
     written = []

@@ -25,7 +25,7 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return the cosines by epoch, and in how many batches B+ was the nearest to B."""
-    return {"tasks": {row.task: _cosines(found, row) for row in found.needs.observed}}
+    return {"tasks": {row.title: _cosines(found, row) for row in found.needs.observed}}
 
 
 def _cosines(found: Found, row: Row) -> Values:

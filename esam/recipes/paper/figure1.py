@@ -13,8 +13,8 @@ from esam.reproduce.scale import Scale, words
 from esam.reproduce.store import Found
 
 from . import table1
-from .common import THREE, accuracy_sheet, figures_of, printed_json, rows_of, slug
-from .timing import timed
+from .common import THREE, accuracy_sheet, printed_json, rows_of, slug
+from .timing import table_values
 
 PAPERS_TASK = ("PyramidNet-110", "CIFAR-100")
 
@@ -28,7 +28,7 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed by task and method."""
-    return {"tasks": figures_of(found, found.needs.rows), "timed": timed(found, found.needs.rows)}
+    return table_values(found)
 
 
 def sheets(measured: Values) -> list[Sheet]:
@@ -42,12 +42,13 @@ def draw(measured: Values, path: Path) -> list[Path]:
 
     written = []
     for task, methods in measured["tasks"].items():
+        title = measured["titles"][task]
         panels = {
             label: {name.replace(" ", "\n"): Bar(own[key]["mean"], own[key]["std"]) for name, own in methods.items()}
             for label, key in (("training speed, images/s", "images_per_second"), ("test accuracy, %", "accuracy"))
         }
         formats = {"training speed, images/s": ",.0f", "test accuracy, %": ".1f"}
-        written += bars(path.with_name(f"{path.name}-{slug(task)}"), panels, title=task, formats=formats)
+        written += bars(path.with_name(f"{path.name}-{slug(task)}"), panels, title=title, formats=formats)
     return written
 
 

@@ -31,7 +31,7 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return the four losses by epoch, and in how many batches each inequality of the paper held."""
-    return {"tasks": {row.task: _losses(found, row) for row in found.needs.observed}}
+    return {"tasks": {row.title: _losses(found, row) for row in found.needs.observed}}
 
 
 def _losses(found: Found, row: Row) -> Values:

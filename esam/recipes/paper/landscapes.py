@@ -56,7 +56,7 @@ def analyse(found: Found) -> Values:
             **plane_values(plane),
             **{key: spread([one[key] for one in curvature]) for key in ("loss", "sharpness", "eigenvalue", "trace")},
         }
-    return {"task": found.needs.weights[0].task, "methods": methods}
+    return {"task": found.needs.weights[0].title, "methods": methods}
 
 
 def _curvature(found: Found, run: TrainedRun) -> dict[str, float]:

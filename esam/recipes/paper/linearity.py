@@ -32,7 +32,7 @@ def analyse(found: Found) -> Values:
     zeta = {form: {beta: spread([mean_over(one[form][beta]) for _, one in seen]) for beta in betas} for form in FORMS}
     expectation = [values["expectation"] for run in found.observations(row) for values in run.values()]
     return {
-        "task": row.task,
+        "task": row.title,
         "betas": list(look.betas),
         "epochs": epochs,
         "sam": spread([one["sam"] for _, one in seen]),

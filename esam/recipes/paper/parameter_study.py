@@ -46,7 +46,8 @@ def _studied(task: Task, comparison: Comparison, label: str, seeds: tuple[int, .
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed for every value, and of SGD, SAM and ESAM."""
-    return {"tasks": figures_of(found, found.needs.rows), "shares": list(SHARES)}
+    titles = {row.task: row.title for row in found.needs.rows}
+    return {"tasks": figures_of(found, found.needs.rows), "shares": list(SHARES), "titles": titles}
 
 
 def sheets(measured: Values) -> list[Sheet]:
@@ -59,7 +60,7 @@ def sheets(measured: Values) -> list[Sheet]:
             lines.append((f"{share:g}", *cells[0], *cells[1]))
         lines += [(label, *_cells(methods[label]), "", "") for label in ("SGD", "SAM", "ESAM")]
         head = ("beta / gamma", "SWP: accuracy, %", "images/s", "SDS: accuracy, %", "images/s")
-        every.append(Sheet(task, head, tuple(lines)))
+        every.append(Sheet(measured["titles"][task], head, tuple(lines)))
     return every
 
 
@@ -90,7 +91,7 @@ def draw(measured: Values, path: Path) -> list[Path]:
             isolated,
             x_label="training speed, images/s",
             y_label="test accuracy, %",
-            title=task,
+            title=measured["titles"][task],
         )
     return written
 

@@ -37,7 +37,7 @@ def analyse(found: Found) -> Values:
     rises = [{which: _rise(one[which], start, end) for which in NAMES} for _, one in seen]
     whole = [one for one in rises if None not in one.values()]
     return {
-        "task": row.task,
+        "task": row.title,
         "epoch": middle,
         "ts": ts,
         "curves": curves,

@@ -14,8 +14,15 @@ from esam.reproduce.item import Row
 from esam.reproduce.store import Found, configs
 from esam.train.config import Config
 
-from .common import DEFAULT, slug
+from .common import DEFAULT, figures_of, slug
 from .planes import remembered
+
+
+def table_values(found: Found) -> dict[str, Any]:
+    """Return what a table shows: accuracy and speed by task and method, and the tasks as they are run."""
+    rows = found.needs.rows
+    titles = {row.task: row.title for row in rows}
+    return {"tasks": figures_of(found, rows), "timed": timed(found, rows), "titles": titles}
 
 
 def timed(found: Found, rows: Iterable[Row]) -> dict[str, dict[str, Any]]:

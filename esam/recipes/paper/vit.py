@@ -12,8 +12,8 @@ from esam.reproduce.item import Item, Needs, Values
 from esam.reproduce.scale import Scale, Task
 from esam.reproduce.store import Found
 
-from .common import FIVE, Printed, accuracy_sheet, draw_bars, figures_of, printed_json, rows_of
-from .timing import timed
+from .common import FIVE, Printed, accuracy_sheet, draw_bars, printed_json, rows_of
+from .timing import table_values
 
 PAPER: dict[Task, dict[str, Printed]] = {
     ("ViT-S/16", "ImageNet"): {
@@ -33,7 +33,7 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed by task and method."""
-    return {"tasks": figures_of(found, found.needs.rows), "timed": timed(found, found.needs.rows)}
+    return table_values(found)
 
 
 def sheets(measured: Values) -> list[Sheet]:
@@ -43,7 +43,7 @@ def sheets(measured: Values) -> list[Sheet]:
 
 def draw(measured: Values, path: Path) -> list[Path]:
     """Draw accuracy and speed as bars."""
-    return draw_bars(measured["tasks"], path)
+    return draw_bars(measured, path)
 
 
 ITEM = Item(
