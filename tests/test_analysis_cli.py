@@ -93,7 +93,8 @@ def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["{run}/nowhere"], "holds no record.jsonl"),
+        (["{run}/nowhere"], "does not exist"),
+        (["{run}/.."], "holds no record.jsonl"),
         (["{run}/record.jsonl"], "is no checkpoint of esam train, or is damaged"),
         (["{run}", "--pictures", "x"], "say how fine, such as --landscape 31"),
         (["{run}", "--images", "0"], "images must be 1 or more, got 0"),

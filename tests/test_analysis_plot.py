@@ -70,7 +70,6 @@ def test_the_ending_decides_the_format_and_nothing_else_is_left(ending, tmp_path
 
 def test_without_an_ending_there_is_a_vector_and_a_pixel_picture(tmp_path):
     found = KINDS["curves"](tmp_path / "beta-0.5")
-    # 0.5 is no ending of a picture: it is refused rather than guessed
     assert [path.name for path in found] == ["beta-0.5.svg", "beta-0.5.png"]
 
 

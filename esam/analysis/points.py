@@ -112,10 +112,10 @@ def fastest(
     if not math.isfinite(right):  # nothing to compare with
         return LOOP
     trial(LOOP)
-    begin = time.perf_counter()
+    begin = _now()
     budget = TRIAL_SHARE * len(coefficients) * seconds[LOOP]
     for way in _ways(objective, seconds):
-        if time.perf_counter() - begin > budget:
+        if _now() - begin > budget:
             break
         trial(way)
     best = min(seconds, key=lambda way: seconds[way])
@@ -142,15 +142,18 @@ def _timed(evaluate: Evaluate, points: Tensor) -> tuple[float, list[float]]:
 
     The losses are numbers, so whatever runs on a device is done by then.
     """
-    # processor time is steadier where others use the machine, but says nothing of threads or devices
-    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
-    clock = time.process_time if alone else time.perf_counter
     found, times = evaluate(points), [math.inf]
     while len(times) < 3 and (times[-1] == math.inf or times[-1] < SHORT):
-        start = clock()
+        start = _now()
         found = evaluate(points)
-        times.append(clock() - start)
+        times.append(_now() - start)
     return min(times), found
+
+
+def _now() -> float:
+    # processor time is steadier where others use the machine, but says nothing of threads or devices
+    alone = torch.get_num_threads() == 1 and not torch.cuda.is_available()
+    return time.process_time() if alone else time.perf_counter()
 
 
 def _vectorised(
