@@ -50,7 +50,7 @@ def test_the_trace_of_a_diagonal_quadratic_is_exact_for_sign_vectors():
 def test_the_density_integrates_to_one_and_to_the_mean_eigenvalue():
     values = [float(i) for i in range(100)]
     objective, parameters = quadratic(values)
-    found = spectral_density(objective, parameters, lanczos=40, repeats=10, points=2000)
+    found = spectral_density(objective, parameters, lanczos=40, draws=10, points=2000)
     assert torch.trapezoid(found.density, found.eigenvalues).item() == pytest.approx(1, abs=0.02)
     mean = torch.trapezoid(found.density * found.eigenvalues, found.eigenvalues).item()
     assert mean == pytest.approx(49.5, rel=0.05)

@@ -24,6 +24,7 @@ from esam.analysis import (
 from esam.analysis.directions import cosine, inner
 from esam.analysis.objective import norm_of, value_and_gradient
 from esam.analysis.points import LOOP, Way, evaluator, fastest
+from esam.analysis.rewriting import Folded
 from esam.train.models import build_model
 from esam.train.models.vit import VisionTransformer
 
@@ -155,7 +156,8 @@ def by_hand(model, batches, directions, points):
     return values
 
 
-WAYS = [LOOP, Way(points=3), Way(pieces=7), Way(known=True), Way(pieces=7, known=True)]
+WAYS = [LOOP, Way(points=3), Way(pieces=7)]
+WAYS += [Way(size, **{kind: True}) for size in (None, 7) for kind in ("known", "folded")]
 
 
 # under vmap, attention on the CPU falls back to a slow loop
@@ -200,6 +202,42 @@ def test_a_first_layer_whose_weight_is_used_again_is_evaluated_right():
     directions = [gaussian(theta, seed=1)]
     points = torch.tensor([[0.5], [1.0], [-2.0]]).double()
     found = evaluator(objective, theta, directions, Way(known=True))(points)
+    assert found == pytest.approx(by_hand(model, batches, directions, points), rel=1e-10)
+
+
+def test_every_batchnorm_and_relu_of_a_resnet_is_folded():
+    model = build_model("resnet8", classes=3, channels=3, size=8)
+    objective = ModelObjective(model, [(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))])
+    folded = Folded(objective, objective.parameters, [], [])
+    folded.losses(torch.zeros(1, 0))
+    assert len(folded.norms) == len(folded.left_out) == 7 and len(folded.in_place) == 7
+
+
+class Forked(nn.Module):
+    """What lies between the layers is read twice: before the norm, and before the ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)])
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        second = self.layers[1](first) + first
+        third = self.layers[3](self.layers[2](second))
+        return torch.relu(third) * third + torch.relu(second) + second
+
+
+def test_what_something_else_reads_is_not_folded():
+    torch.manual_seed(0)
+    model = Forked().double()
+    model(torch.randn(50, 4).double())
+    batches = [(torch.randn(9, 4).double(), torch.randint(0, 4, (9,)))]
+    objective = ModelObjective(model, batches)
+    directions = [gaussian(objective.parameters, seed=1)]
+    points = torch.tensor([[0.5], [1.0], [-2.0]]).double()
+    folded = Folded(objective, objective.parameters, list(objective.parameters), directions)
+    found = folded.losses(points)
+    assert len(folded.norms) == 1 and not folded.in_place  # only the second norm
     assert found == pytest.approx(by_hand(model, batches, directions, points), rel=1e-10)
 
 

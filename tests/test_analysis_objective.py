@@ -97,7 +97,7 @@ def every_analysis(model, data):
     plane(objective, theta, random_plane(theta, seed=0), xs=[-1, 0, 1, 2, 3], ys=[0, 1, 2, 3, 4, 5])
     top_eigenvalues(objective, theta)
     trace(objective, theta, vectors=2)
-    spectral_density(objective, theta, lanczos=5, repeats=1)
+    spectral_density(objective, theta, lanczos=5, draws=1)
     linearity(objective, theta, sam_eps(value_and_gradient(objective, theta)[1], 0.1))
     chosen = select(objective, theta)
     gradient_cosines(objective, theta, chosen)

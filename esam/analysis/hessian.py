@@ -78,7 +78,7 @@ def spectral_density(
     parameters: Parameters,
     *,
     lanczos: int = 60,
-    repeats: int = 3,
+    draws: int = 3,
     points: int = 512,
     seed: int = 0,
 ) -> Density:
@@ -94,7 +94,7 @@ def spectral_density(
         start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
         ends = eigsh(hessian.to_scipy(), k=2, which="BE", tol=1e-2, v0=start, return_eigenvectors=False)
         eigenvalues, density = lanczos_approximate_spectrum(
-            hessian, lanczos, num_points=points, num_repeats=repeats, boundaries=(float(min(ends)), float(max(ends)))
+            hessian, lanczos, num_points=points, num_repeats=draws, boundaries=(float(min(ends)), float(max(ends)))
         )
     return Density(eigenvalues.double().cpu(), density.double().cpu())
 

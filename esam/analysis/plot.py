@@ -339,6 +339,8 @@ def _written(path: str | Path, draw: Callable[[Any], None], *, width: float, hei
     """Draw once and write each file whole or not at all."""
     path = Path(path)
     ending = path.suffix.removeprefix(".").lower()
+    if ending.isdigit():  # of a name such as beta-0.5
+        ending = ""
     if ending and ending not in FORMATS:
         raise ValueError(f"a picture ends in .{', .'.join(FORMATS)}, got {path.name!r}")
     targets = [path] if ending else [path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png")]
