@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -17,12 +15,14 @@ from esam.recipes.paper import ITEMS, MAKING_ORDER, SCALES
 from esam.recipes.paper.common import DEFAULT, rows_of
 from esam.report.sheets import Sheet, as_html, as_markdown, as_text
 from esam.reproduce import make as making
+from esam.reproduce import worker
 from esam.reproduce.cost import forward_flops, hours, run_flops, units
 from esam.reproduce.item import Needs, Row
 from esam.reproduce.make import MissingData, data_here, make, write_report
 from esam.reproduce.observe import Observer, observed, read_observations
 from esam.reproduce.store import CHECKPOINT_NAME, Store, configs
 from esam.reproduce.text import item_list, left, left_of_all, plan_text, state
+from esam.train.checkpoint import Checkpoint
 from esam.train.config import Config
 from esam.train.record import read_record
 from esam.train.runs import configured_data, prepared_model, run
@@ -152,17 +152,17 @@ def test_an_interrupted_item_goes_on_where_it_was(tmp_path):
     assert state(ITEMS["table2"], store) == "made"
 
 
-def test_an_observed_run_is_trained_in_a_process_of_its_own_and_resumed_with_all_it_saw(tmp_path):
-    scale = tiny_scale()
+def test_an_observed_run_is_resumed_in_a_process_of_its_own_with_all_it_saw(tmp_path, monkeypatch):
+    scale, save = tiny_scale(), Checkpoint.save
     item, store = ITEMS["linearity"], Store(tmp_path, scale)
     needs = item.needs(scale)
     planned = store.missing(needs)[0]
     store.prepare([planned], needs.look)
     planned.prepare()
-    done = subprocess.run(
-        [sys.executable, "-c", _DIES_AFTER_THE_FIRST_EPOCH, str(planned.folder)], capture_output=True, text=True
-    )
-    assert done.returncode == 7, done.stderr
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpoint, "save", lambda self, state: (save(self, state), _die()))
+        with pytest.raises(KeyboardInterrupt):
+            worker.main(planned.folder)
     assert list(read_observations(planned.folder)) == [1] and not planned.record().finished
     make(item, store)  # by the launcher, in a process
     assert list(read_observations(planned.folder)) == [1, 2]
@@ -172,18 +172,8 @@ def test_an_observed_run_is_trained_in_a_process_of_its_own_and_resumed_with_all
     assert store.result(item)["measured"] == whole.result(item)["measured"]
 
 
-_DIES_AFTER_THE_FIRST_EPOCH = """
-import os, sys
-from pathlib import Path
-from esam.reproduce import worker
-from esam.train.checkpoint import Checkpoint
-save = Checkpoint.save
-def save_and_die(self, state):
-    save(self, state)
-    os._exit(7)
-Checkpoint.save = save_and_die
-worker.main(Path(sys.argv[1]))
-"""
+def _die():
+    raise KeyboardInterrupt
 
 
 def test_an_observed_run_that_lost_what_it_saw_is_not_taken_for_done(everything, tmp_path):

@@ -34,15 +34,13 @@ def tiny_scale(**changes):
         for data in ("CIFAR-10", "CIFAR-100")
     }
     small = Grid(points=5, groups=2, reach=0.5, images=40)
-    transformer = comparison(
-        (0,), model="vit-tiny", train_size=20, batch_size=10, epochs=1, optimizer="adamw", m=5, **changes
-    )
+    adaptive = comparison((0,), optimizer="adamw", lr=1e-3, m=10, **changes)
     return Scale(
         name="tiny",
         machine="CPU",
         cifar=cifar,
-        imagenet={("ResNet-50", "ImageNet"): comparison((0,), gamma=0.7, m=10, **changes)},
-        vit={("ViT-S/16", "ImageNet"): transformer},
+        imagenet={("ResNet-50", "ImageNet"): comparison((0,), gamma=0.7, m=15, **changes)},
+        vit={("ViT-S/16", "ImageNet"): adaptive},
         defaults=(("ResNet-18", "CIFAR-10"),),
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),
