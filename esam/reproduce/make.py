@@ -48,10 +48,10 @@ def make(
     store.save(item, measured, needs, dict(environment()))
     result = store.result(item)  # as it was written: what is not finite is None
     assert result is not None
-    for old in sorted(store.folder.glob(f"{item.name}*.svg")) + sorted(store.folder.glob(f"{item.name}*.png")):
-        if _belongs(old, item, others or {}):
+    drawn = item.draw(result["measured"], store.path(item))
+    for old in [path for kind in ("svg", "png") for path in store.folder.glob(f"{item.name}*.{kind}")]:
+        if old not in drawn and _belongs(old, item, others or {}):  # of an earlier make, with other tasks
             old.unlink()
-    item.draw(result["measured"], store.path(item))
     return dict(result["measured"])
 
 

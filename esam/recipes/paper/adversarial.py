@@ -5,6 +5,7 @@ Paper: ResNet-18 on CIFAR-10. CPU scale: ResNet-8 on CIFAR-10, 21 x 21 points, 2
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from esam.report.sheets import Sheet
@@ -19,7 +20,7 @@ from .planes import draw_planes, plane_passes, plane_values
 def needs(scale: Scale) -> Needs:
     """Return the weights of the first seed of the three methods, and the forward passes of the planes."""
     task, comparison = scale.adversarial
-    rows = rows_of(task, comparison, THREE)
+    rows = rows_of(task, dataclasses.replace(comparison, seeds=comparison.seeds[:1]), THREE)
     grid = scale.adversarial_plane
     sizes = {"grid": f"{grid.points} x {grid.points}, {grid.groups} divisions into halves, {grid.images:,} images"}
     return Needs(weights=rows, passes=tuple((row.comparison.config, plane_passes(grid)) for row in rows), sizes=sizes)
@@ -32,8 +33,7 @@ def analyse(found: Found) -> Values:
     grid, methods = found.scale.adversarial_plane, {}
     axis = even_axis(grid.reach, grid.points)
     for row in found.needs.weights:
-        runs = found.trained(row, images=grid.images)
-        run = runs[min(runs)]
+        (run,) = found.trained(row, images=grid.images).values()
         objective, theta = run.objective, run.objective.parameters
         found.tell(f"adversarial landscape of {row.label}: {grid.points} x {grid.points} points, {grid.groups} groups")
         groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
