@@ -409,7 +409,7 @@ def test_a_look_leaves_the_model_as_it_was_and_sees_the_same_twice():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     stream = torch.get_rng_state()
     first = observed(model, data, look)
-    assert observed(model, data, look) == first
+    assert observed(model, data, look) == first != observed(model, data, look, seed=1)
     assert torch.equal(torch.get_rng_state(), stream) and model.training
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert len(first["selection"]) == look.batches and first["selection"][0]["plus"]["count"] == 5

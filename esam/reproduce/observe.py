@@ -38,7 +38,7 @@ class Observer:
         if epoch not in self.epochs:
             return
         seen = read_observations(self.path.parent)
-        seen[epoch] = observed(model, data, self.look)
+        seen[epoch] = observed(model, data, self.look, seed=epoch)
         lines = {str(number): seen[number] for number in sorted(seen) if number <= epoch}
         write_atomically(self.path, encode(lines))
 
@@ -56,18 +56,21 @@ def read_observations(folder: Path) -> dict[int, dict[str, Any]]:
         ) from error
 
 
-def observed(model: nn.Module, data: Data, look: Look) -> dict[str, Any]:
-    """Return what is seen in some batches now: one entry a batch for each kind of observation."""
+def observed(model: nn.Module, data: Data, look: Look, *, seed: int = 0) -> dict[str, Any]:
+    """Return what is seen in some batches now: one entry a batch for each kind of observation.
+
+    ``seed`` decides masks and random halves; a look after another epoch draws others.
+    """
     objective = ModelObjective(model, _batches(model, data, look))
     theta = objective.parameters
     seen: dict[str, list[Any]] = {"selection": [], "cosines": [], "along": [], "linearity": []}
-    for number, part in enumerate(objective.parts()):
+    for number, part in enumerate(objective.parts(), start=1_000 * seed):
         selection = select(part, theta, gamma=look.gamma, rho=look.rho, seed=number)
         seen["selection"].append(selection.as_json())
         seen["cosines"].append(gradient_cosines(part, theta, selection))
         seen["along"].append(losses_along(part, theta, selection, ts=look.ts))
         seen["linearity"].append(_linearity(part, theta, look, seed=number))
-    return {**seen, "expectation": _expectation(objective.parts()[0], theta, look)}
+    return {**seen, "expectation": _expectation(objective.parts()[0], theta, look, seed=seed)}
 
 
 def _batches(model: nn.Module, data: Data, look: Look) -> list[tuple[Tensor, Tensor]]:
@@ -98,10 +101,12 @@ def _linearity(objective: ModelObjective, theta: Parameters, look: Look, *, seed
     return found
 
 
-def _expectation(objective: ModelObjective, theta: Parameters, look: Look, *, beta: float = 0.6) -> dict[str, float]:
+def _expectation(
+    objective: ModelObjective, theta: Parameters, look: Look, *, seed: int, beta: float = 0.6
+) -> dict[str, float]:
     """Hold the mean of many of SWP's perturbations against SAM's: cosine, norm, distance in SAM's norm."""
     _, gradient = value_and_gradient(objective, theta)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     total = {name: torch.zeros_like(g) for name, g in gradient.items()}
     for _ in range(look.mean_draws):
         for name, part in swp_eps(gradient, look.rho, beta=beta, generator=generator).items():
