@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -17,6 +18,7 @@ from esam.train.names import did_you_mean
 
 if TYPE_CHECKING:
     from esam.compare.plan import Comparison
+    from esam.reproduce.store import Store
 
 USAGE = """\
 usage: esam COMMAND [OPTIONS]
@@ -26,6 +28,8 @@ Sharpness-aware training for PyTorch at ESAM's price.
 commands:
   compare [RECIPE]  train by several methods and seeds, alike in all else; table and report
   train [RECIPE]    one run, with checkpoints and a record
+  analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
+  reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
   bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
   models            the models that can be named
@@ -86,6 +90,57 @@ class BenchOptions:
     """Measure memory too."""
     out: Path | None = None
     """Where to write the JSON record."""
+
+
+@dataclass(frozen=True)
+class AnalyzeOptions:
+    """How sharp the minimum of a trained run is. The run is only read."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """The folder of a run of `esam train`, or one of its checkpoint files."""
+    images: int = 1_000
+    """Training images that the loss is taken over, evenly spaced."""
+    rho: float = 0.05
+    """Radius of the sharpness."""
+    steps: int = 10
+    """Steps of projected ascent."""
+    m: int = 128
+    """m-sharpness: samples that share one perturbation."""
+    eigenvalues: int = 1
+    """How many of the Hessian's top eigenvalues; 0: nothing of the Hessian (it needs the extra `analysis`)."""
+    vectors: int = 10
+    """Random vectors for the Hessian's trace."""
+    landscape: int = 0
+    """Points a side of a loss landscape along filter-normalised random directions; 0: none."""
+    reach: float = 1.0
+    """How far the landscape goes; 1 is the norm of the weights' own filters."""
+    groups: int = 1
+    """Pairs of directions that the landscape is averaged over; the paper's is 10."""
+    device: str = "auto"
+    out: Path | None = None
+    """Where to write the figures as JSON."""
+    pictures: Path | None = None
+    """Folder for the landscape: contour and surface as SVG and PNG, and its values. Interrupted, it resumes there."""
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """A table or figure of the paper, made again. Interrupted, the same command goes on where it was."""
+
+    item: Annotated[str, tyro.conf.Positional] = ""
+    """An item's name, `all`, or `claims`; without one, the items are listed."""
+    scale: Literal["cpu", "paper"] = "cpu"
+    """The paper's own size (for GPUs), or the same experiment at a size for two CPU cores."""
+    out: Path = Path("runs/reproduce")
+    """Results go to OUT/SCALE: a JSON file and pictures for each item, and report.html."""
+    shared: tuple[Path, ...] = ()
+    """Other folders whose finished runs are used, such as results/cifar10/runs."""
+    jobs: int = 1
+    """Runs at a time."""
+    plan: bool = False
+    """Tell what would be done, and what it would cost; do nothing."""
+    markdown: bool = False
+    """Print the claims as Markdown."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +245,7 @@ def bench(arguments: list[str]) -> None:
     from esam.bench.contenders import contender
     from esam.bench.memory import peak_memory
     from esam.bench.steps import bench_steps, steps_table
-    from esam.train.record import write_atomically
+    from esam.files import write_atomically
 
     contenders = {name: contender(name) for name in (*options.contenders, *options.against)}
     result = bench_steps(options.bench, contenders)
@@ -201,6 +256,120 @@ def bench(arguments: list[str]) -> None:
     console.print(steps_table(result), width=console.width if console.is_terminal else 120)
     if options.out is not None:
         write_atomically(options.out, (json.dumps(result, indent=1) + "\n").encode())
+
+
+def analyze(arguments: list[str]) -> None:
+    """``esam analyze``: how sharp a run's minimum is."""
+    options = _parse("analyze", AnalyzeOptions, arguments)
+    if options.pictures is not None and not options.landscape:
+        raise ValueError("--pictures draws the landscape; say how fine, such as --landscape 31")
+    from esam.analyze import described, figures, load_run, random_landscape
+    from esam.files import write_atomically
+    from esam.train.record import encode
+
+    run = load_run(options.run, images=options.images, device=options.device)
+    asked = {name: getattr(options, name) for name in ("rho", "steps", "m", "eigenvalues", "vectors")}
+    result = {**described(run), **figures(run, **asked)}
+    print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {run.objective.count:,} training images")
+    for label, value in _figure_rows(result):
+        print(f"  {label:44} {value}")
+    if options.landscape:
+        kept = None if options.pictures is None else options.pictures / "landscape.json"
+        grid = {"points": options.landscape, "reach": options.reach, "groups": options.groups}
+        with _progress("landscape") as progress:
+            found = random_landscape(run, **grid, path=kept, progress=progress)
+        result["landscape"] = found.as_json()
+        print(f"  {'landscape, lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
+        if options.pictures is not None:
+            from esam.analysis.plot import contours, surfaces
+
+            for draw, name in ((contours, "contour"), (surfaces, "surface")):
+                for path in draw(options.pictures / name, {run.record.name: found}):
+                    print(path)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.out, encode(result))
+
+
+def reproduce(arguments: list[str]) -> None:
+    """``esam reproduce``: the paper's tables and figures."""
+    options = _parse("reproduce", ReproduceOptions, arguments)
+    from esam.recipes.paper import ITEMS, SCALES
+    from esam.reproduce.store import Store
+
+    names = [*ITEMS, "all", "claims"]
+    if options.item and options.item not in names:
+        hint = did_you_mean(options.item, names)
+        raise ValueError(f"unknown item {options.item!r}.{hint} There are: {', '.join(names)}")
+    stores = {name: Store(options.out, scale(), shared=options.shared) for name, scale in SCALES.items()}
+    store = stores[options.scale]
+    if not options.item:
+        from esam.reproduce.text import item_list
+
+        print(item_list(ITEMS, list(stores.values())))
+    elif options.item == "claims":
+        _print_claims(store, options.markdown)
+    elif options.plan:
+        from esam.reproduce.text import plan_text
+
+        chosen = list(ITEMS) if options.item == "all" else [options.item]
+        print("\n\n".join(plan_text(ITEMS[name], store) for name in chosen))
+    else:
+        _make_items(options.item, store, options.jobs)
+
+
+def _make_items(asked: str, store: Store, jobs: int) -> None:
+    """Make one item or all; what fails does not keep the others from being made."""
+    from rich.console import Console
+
+    from esam.compare.live import watch
+    from esam.recipes.paper import ITEMS, MAKING_ORDER
+    from esam.recipes.paper.claims import claims_part
+    from esam.report.sheets import as_text
+    from esam.reproduce.make import make, write_report
+
+    console, failures = Console(), []
+    for name in MAKING_ORDER if asked == "all" else [asked]:
+        item = ITEMS[name]
+        print(f"{item.name}: {item.title}", flush=True)
+        try:
+            measured = make(
+                item,
+                store,
+                jobs=jobs,
+                tell=lambda line: print(f"  {line}", flush=True),
+                watch=lambda launcher: watch(launcher, console),
+                others=ITEMS,
+            )
+        except (ValueError, RuntimeError, OSError, ImportError) as error:
+            if asked != "all":
+                raise
+            print(f"  not made: {error}", flush=True)
+            failures.append(name)
+            continue
+        for sheet in item.sheets(measured):
+            print(f"\n{as_text(sheet)}")
+        page = write_report(ITEMS, store, [claims_part(ITEMS, store)])
+        print(f"\nresults: {store.path(item)}.json, page: {page}\n", flush=True)
+    if failures:
+        raise RuntimeError(f"not made: {', '.join(failures)}; see above. The others are in {store.folder}")
+
+
+def _print_claims(store: Store, markdown: bool) -> None:
+    from esam.recipes.paper import ITEMS
+    from esam.recipes.paper.claims import claims_sheet, judged_at
+    from esam.report.sheets import as_markdown
+
+    rows = judged_at(ITEMS, store)
+    if markdown:
+        print(as_markdown(claims_sheet(rows)))
+        return
+    for row in rows:
+        print(f"{row.verdict.upper()}: {row.claim}\n  paper: {row.paper}\n  here:  {row.measured}")
+    counts = {
+        verdict: sum(row.verdict == verdict for row in rows) for verdict in dict.fromkeys(r.verdict for r in rows)
+    }
+    print(f"\n{len(rows)} claims at the scale {store.scale.name}: {', '.join(f'{n} {v}' for v, n in counts.items())}")
 
 
 def report(arguments: list[str]) -> None:
@@ -229,7 +398,16 @@ def recipes(arguments: list[str]) -> None:
         print(f"{name:20} {(recipe.__doc__ or '').splitlines()[0]}")
 
 
-COMMANDS = {"compare": compare, "bench": bench, "train": train, "report": report, "models": models, "recipes": recipes}
+COMMANDS = {
+    "compare": compare,
+    "train": train,
+    "analyze": analyze,
+    "reproduce": reproduce,
+    "bench": bench,
+    "report": report,
+    "models": models,
+    "recipes": recipes,
+}
 
 
 def _parse(command: str, options: type[Any], arguments: list[str], **defaults: Any) -> Any:
@@ -263,6 +441,32 @@ def _settings(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         parsed = tyro.cli(Config, args=[f"--{name.replace('_', '-')}", value])
         settings.setdefault(method, {})[name] = getattr(parsed, name)
     return settings
+
+
+def _figure_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Say the figures of an analysis in words."""
+    yield "loss", f"{result['loss']:.4g}"
+    for name, words in (
+        ("sharpness", "sharpness R_S (rho {rho:g})"),
+        ("ascent_sharpness", "sharpness, {steps} steps of ascent (rho {rho:g})"),
+        ("m_sharpness", "m-sharpness (m {m}, rho {rho:g})"),
+        ("adaptive_sharpness", "adaptive sharpness (rho {rho:g})"),
+    ):
+        yield words.format(**result[name]), f"{result[name]['value']:.4g}"
+    if "eigenvalues" in result:
+        yield "Hessian, top eigenvalues", ", ".join(f"{value:.4g}" for value in result["eigenvalues"])
+        yield "Hessian, trace ± standard error", f"{result['trace']['value']:.4g} ± {result['trace']['error']:.2g}"
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on the error channel, and give the function that moves it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _print_epoch(metrics: dict[str, Any]) -> None:

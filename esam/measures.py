@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from esam.analysis import sharpness
+from esam.analysis import ModelObjective, sharpness
 from esam.train.data import Batches, Data
+from esam.train.models import fastest_memory_format
 
 RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
@@ -19,24 +17,17 @@ IMAGES = 1_000
 
 def training_sharpness(model: nn.Module, data: Data, device: torch.device) -> float:
     """Return R_S over evenly spaced training images, in eval mode, with the labels that were trained on."""
-    rows = torch.linspace(0, len(data.train) - 1, min(IMAGES, len(data.train))).round().long()
+    objective = training_objective(model, data, device)
+    return sharpness(objective, objective.parameters, rho=RHO)
+
+
+def training_objective(model: nn.Module, data: Data, device: torch.device, *, images: int = IMAGES) -> ModelObjective:
+    """Return the mean loss over this many evenly spaced training images, or over all where there are fewer."""
+    rows = torch.linspace(0, len(data.train) - 1, min(images, len(data.train))).round().long()
     split = data.train.select(rows)
-    batches = list(Batches(split, 250, mean=data.mean, std=data.std, device=device).in_order())
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
-
-    def objective(parameters: Mapping[str, Tensor]) -> Tensor:
-        total = torch.zeros((), device=device)
-        for x, y in batches:
-            outputs = torch.func.functional_call(model, dict(parameters), (x,))
-            total = total + F.cross_entropy(outputs, y, reduction="sum")
-        return total / len(split)
-
-    try:
-        return sharpness(objective, dict(model.named_parameters()), rho=RHO)
-    finally:
-        for module, training in modes:
-            module.training = training
+    layout = fastest_memory_format(model)
+    batches = Batches(split, 250, mean=data.mean, std=data.std, device=device, memory_format=layout)
+    return ModelObjective(model, batches.in_order())
 
 
 MEASURES = {"sharpness": training_sharpness}

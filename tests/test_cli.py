@@ -59,6 +59,7 @@ def test_help_names_every_command(esam, words):
         ("train demo", ["--method", "--label-noise FLOAT", "(default: 0.3)"]),
         ("compare", ["--methods", "--seeds", "--set", "--jobs", "sam.rho=0.1"]),
         ("compare demo", ["--methods", "esam-swp"]),
+        ("analyze", ["--landscape INT", "--pictures", "--eigenvalues", "folder of a run"]),
         ("report", ["--out"]),
         ("models", ["esam models"]),
         ("recipes", ["esam recipes"]),

@@ -58,6 +58,17 @@ def test_the_readmes_fit_trains_a_users_own_model(capsys):
     assert capsys.readouterr().out.count("test_accuracy") == 10
 
 
+def test_the_readmes_analysis_runs_on_a_users_own_model(tmp_path, capsys):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    batches = [(torch.randn(32, 5), torch.randint(0, 2, (32,))) for _ in range(2)]
+    code = re.search(r"```python\n(from esam.analysis.*?)```", README, re.DOTALL).group(1)
+    exec(code, {"model": model, "batches": batches, "folder": tmp_path})
+    first, second = capsys.readouterr().out.splitlines()
+    assert all(float(number) > 0 for number in first.split()) and second.count(",") == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"plane.json", "plane.svg"}
+
+
 @pytest.mark.parametrize("folder", ["cifar10/runs", "demo"])
 def test_the_readmes_results_are_those_of_the_committed_records(folder):
     rows = summarise(read_records(ROOT / "results" / folder))

@@ -14,9 +14,9 @@ from unittest.mock import Mock
 import pytest
 import torch
 
+from esam.palette import FALLBACK_COLOURS, METHOD_COLOURS, assign_colours
 from esam.report import Spread, summarise, write_report
 from esam.report.groups import compare
-from esam.report.palette import FALLBACK_COLOURS, METHOD_COLOURS, assign_colours
 from esam.report.words import duration, measured, memory, summary
 from esam.train.record import RecordWriter, read_records
 

@@ -1,5 +1,39 @@
-"""What does the loss look like around the weights? Takes functions and data, never a trainer; changes nothing."""
+"""What does the loss look like around the weights? Takes functions and data, never a trainer; changes nothing.
 
-from .sharpness import sharpness
+The Hessian needs curvlinops and the pictures of ``esam.analysis.plot`` need matplotlib: the extra ``analysis``.
+"""
 
-__all__ = ["sharpness"]
+from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
+from .hessian import spectral_density, top_eigenvalues, trace
+from .landscape import Landscape, even_axis, landscape, line, plane
+from .linearity import linearity
+from .objective import ModelObjective, Objective
+from .selection import gradient_cosines, losses_along, select
+from .sharpness import adaptive_sharpness, ascent_sharpness, m_sharpness, sharpness
+
+__all__ = [
+    "Landscape",
+    "ModelObjective",
+    "Objective",
+    "adaptive_sharpness",
+    "adversarial_plane",
+    "ascent_sharpness",
+    "even_axis",
+    "filter_normalised",
+    "gaussian",
+    "gradient_cosines",
+    "landscape",
+    "line",
+    "linearity",
+    "losses_along",
+    "m_sharpness",
+    "plane",
+    "random_plane",
+    "sam_eps",
+    "select",
+    "sharpness",
+    "spectral_density",
+    "swp_eps",
+    "top_eigenvalues",
+    "trace",
+]

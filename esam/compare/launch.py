@@ -64,7 +64,7 @@ def _start(run: PlannedRun) -> subprocess.Popen[bytes]:
     if run.config.threads:
         environment["OMP_NUM_THREADS"] = str(run.config.threads)
     with (run.folder / LOG_NAME).open("wb") as log:  # fresh: an old complaint must not stand for a new one
-        command = [sys.executable, "-m", "esam.compare.worker", str(run.folder)]
+        command = [sys.executable, "-m", run.worker, str(run.folder)]
         return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
 
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from esam.files import write_atomically
 from esam.train.config import METHOD_SETTINGS, Config
 from esam.train.names import did_you_mean
-from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record, write_atomically
+from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record
 
 CONFIG_NAME = "config.json"
 
@@ -22,6 +23,8 @@ class PlannedRun:
 
     config: Config
     folder: Path
+    worker: str = "esam.compare.worker"
+    """The module whose process runs it."""
 
     def record(self) -> RunRecord | None:
         """Return what the run has recorded so far."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esam.report.palette import METHOD_COLOURS
+from esam.palette import METHOD_COLOURS
 from esam.train.record import RunRecord
 
 TASK_WORDS = {"data", "dataset", "data_set", "label_noise", "model"}

@@ -12,12 +12,13 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from esam.files import write_atomically
+from esam.palette import assign_colours
 from esam.report import markup, settings, words
 from esam.report.charts import Drawn, charts
 from esam.report.groups import Section, compare
-from esam.report.palette import assign_colours
 from esam.report.table import section_rows
-from esam.train.record import RECORD_NAME, RunRecord, read_records, write_atomically
+from esam.train.record import RECORD_NAME, RunRecord, read_records
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:

@@ -6,14 +6,12 @@ an epoch, one "end" line. JSON has no NaN or infinity: a number that is not fini
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import platform
-import secrets
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,6 +19,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
+
+from esam.files import explained, write_atomically, write_through
 
 FORMAT = 1
 RECORD_NAME = "record.jsonl"
@@ -135,11 +135,11 @@ class RecordWriter:
         _check_line(json.loads(data), str(self.path))
         size = self.path.stat().st_size
         try:
-            _write_through(self.path, os.O_WRONLY | os.O_APPEND, data)
+            write_through(self.path, os.O_WRONLY | os.O_APPEND, data)
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, size)
-            raise _explained(error, self.path) from error
+            raise explained(error, self.path) from error
 
 
 def read_record(path: str | Path) -> RunRecord:
@@ -197,33 +197,6 @@ def environment(device: str = "cpu") -> dict[str, str | int | None]:
 def encode(line: Mapping[str, Any]) -> bytes:
     """One line of JSON that any reader takes: ASCII, null for what is not finite."""
     return json.dumps(_clean(line), allow_nan=False).encode("ascii") + b"\n"
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        _write_through(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise _explained(error, path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_through(path: Path, flags: int, data: bytes) -> None:
-    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
-    try:
-        while data:
-            data = data[os.write(descriptor, data) :]
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _explained(error: OSError, path: Path) -> OSError:
-    full = OSError(errno.ENOSPC, "the disk is full; the old file is kept. Free some space and resume", str(path))
-    return full if error.errno == errno.ENOSPC else error
 
 
 def _clean(value: Any) -> Any:

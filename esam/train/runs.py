@@ -29,6 +29,7 @@ SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
 EVALUATION_BATCH = 500
 
 Measure = Callable[[nn.Module, Data, torch.device], Any]
+Observe = Callable[[int, nn.Module, Data], None]
 
 
 def title(config: Config) -> str:
@@ -70,11 +71,13 @@ def run(
     *,
     measures: Mapping[str, Measure] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
+    observe: Observe | None = None,
 ) -> RunRecord:
     """Run a configuration in a folder, or go on where it was interrupted; a finished run is returned as it is.
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
-    ``watch`` is called with the figures of each epoch.
+    ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
+    data; it must leave the model and the random stream as they are.
     """
     folder = Path(folder)
     path = folder / RECORD_NAME
@@ -91,15 +94,7 @@ def run(
     if config.threads:
         torch.set_num_threads(config.threads)
     device = chosen_device(config.device)
-    data = load_data(
-        config.data,
-        label_column=config.label_column,
-        image_column=config.image_column,
-        train_size=config.train_size,
-        label_noise=config.label_noise,
-        size=config.size,
-        validation=config.validation,
-    )
+    data = configured_data(config)
     model = prepared_model(config, data, device)
     optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
@@ -112,6 +107,8 @@ def run(
         last.update(metrics)
         if watch is not None:
             watch(metrics)
+        if observe is not None:
+            observe(metrics["epoch"], model, data)
 
     progress = fit(
         model,
@@ -130,6 +127,19 @@ def run(
     taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
     writer.end(**_results(progress, last, trained, device), **taken)
     return read_record(path)
+
+
+def configured_data(config: Config) -> Data:
+    """Return the configured images and labels."""
+    return load_data(
+        config.data,
+        label_column=config.label_column,
+        image_column=config.image_column,
+        train_size=config.train_size,
+        label_noise=config.label_noise,
+        size=config.size,
+        validation=config.validation,
+    )
 
 
 def prepared_model(config: Config, data: Data, device: torch.device) -> nn.Module:

@@ -54,6 +54,7 @@ MODELS: dict[str, Model] = {
     "resnet14": Model(partial(thin_resnet, 14), "the 6n+2 CIFAR ResNet with n = 2", 172_506),
     "resnet20": Model(partial(thin_resnet, 20), "the 6n+2 CIFAR ResNet with n = 3", 269_722),
     "wrn10-1": Model(partial(wide_resnet, 10, 1), "Wide ResNet-10-1: one block per stage", 77_850),
+    "pyramidnet8": Model(partial(pyramidnet, 8, 48), "PyramidNet-8, alpha 48: one block per stage", 114_906),
     "vit-tiny": Model(
         partial(VisionTransformer, patch=4, width=192, depth=6, heads=3),
         "ViT for 32x32: patch 4, width 192, depth 6, 3 heads",

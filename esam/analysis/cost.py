@@ -1,0 +1,163 @@
+"""How much time does SWP save? The appendix's g(N, beta) on MLPs of N layers, measured, and the fit of its form.
+
+g is the share of SAM's time for the first pass and its backward that SWP saves, when each tensor takes a gradient with
+probability beta. The paper's form is g = k1 (1 - beta) + k2 (1 - beta) / (N beta): k1 for the weight gradients that are
+not computed, k2 for the layers before the first drawn one, where backward stops early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esam.optim.choice import independent
+
+Build = Callable[[int, int], nn.Module]
+"""(layers, width) -> network whose layers are all alike."""
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Saving:
+    """What SWP saved, of SAM's time, for one depth and beta."""
+
+    layers: int
+    beta: float
+    saved: float
+    """g(N, beta), the mean over draws of 1 - SWP's time / SAM's."""
+    error: float
+    """Its standard error."""
+    draws: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """k1 and k2 by least squares, and the share of the variance of g that the form explains."""
+
+    k1: float
+    k2: float
+    r_squared: float
+
+
+class Serial(nn.Module):
+    """One unit a layer, each layer connected to the next: the appendix's case K = 1."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width) to the same shape."""
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+class Crossed(nn.Module):
+    """Several units a layer and connections across layers: the appendix's general case, here K = 2.
+
+    A layer adds what its first unit makes of the layer before to what its second makes of the layer before that.
+    """
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.near = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.far = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (batch, width) to the same shape."""
+        before = x
+        for near, far in zip(self.near, self.far, strict=True):
+            x, before = torch.relu(near(x) + far(before)), x
+        return x
+
+
+CASES: dict[str, Build] = {"serial": Serial, "crossed": Crossed}
+
+
+def measure_savings(
+    build: Build,
+    *,
+    layers: Sequence[int],
+    betas: Sequence[float],
+    width: int = 256,
+    batch: int = 128,
+    draws: int = 10,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> list[Saving]:
+    """Measure g(N, beta): forward, and backward with respect to the tensors drawn, against the same for all tensors.
+
+    In every draw SAM and all betas are timed in turn, by processor time, and the ratio is taken within the draw: what
+    disturbs the machine disturbs them alike. Use one thread (torch.set_num_threads(1)).
+    """
+    if draws < 2:
+        raise ValueError(f"draws must be 2 or more, for a spread, got {draws!r}")
+    if not all(0 < beta <= 1 for beta in betas):
+        raise ValueError(f"each beta must be in (0, 1], got {list(betas)}")
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for number, depth in enumerate(layers):
+        network = build(depth, width)
+        weights = list(network.parameters())
+        x = torch.randn(batch, width, generator=generator)
+        everything = range(len(weights))
+        _pass_seconds(network, weights, x, everything)
+        shares: dict[float, list[float]] = {beta: [] for beta in betas}
+        for draw in range(draws):
+            whole = _pass_seconds(network, weights, x, everything)
+            for beta in betas:
+                picks = everything if beta == 1 else independent(len(weights), beta, generator).picks
+                shares[beta].append(1 - _pass_seconds(network, weights, x, picks) / whole)
+            if progress is not None:
+                progress(number * draws + draw + 1, len(layers) * draws)
+        found += [Saving(depth, b, fmean(s), stdev(s) / len(s) ** 0.5, len(s)) for b, s in shares.items()]
+    return found
+
+
+def fit_savings(savings: Sequence[Saving]) -> Fit:
+    """Fit g = k1 (1 - beta) + k2 (1 - beta) / (N beta) by least squares, without a constant.
+
+    R^2 is taken about the mean of g.
+    """
+    if len({(s.layers, s.beta) for s in savings if s.beta < 1}) < 2:
+        raise ValueError("two unknowns need two measurements or more at beta < 1")
+    terms = torch.tensor([_terms(s.layers, s.beta) for s in savings], dtype=torch.float64)
+    g = torch.tensor([s.saved for s in savings], dtype=torch.float64)
+    k1, k2 = torch.linalg.lstsq(terms, g, driver="gelsd").solution.tolist()
+    left = (g - terms @ torch.tensor([k1, k2], dtype=torch.float64)).square().sum()
+    spread = (g - g.mean()).square().sum()
+    return Fit(k1, k2, float(1 - left / spread) if spread > 0 else float(left == 0))
+
+
+def predicted(fit: Fit, layers: int, beta: float) -> float:
+    """Return what the form gives for g(N, beta)."""
+    first, second = _terms(layers, beta)
+    return fit.k1 * first + fit.k2 * second
+
+
+def savings_json(savings: Sequence[Saving], fit: Fit) -> dict[str, Any]:
+    """Return measurements and fit as plain JSON values."""
+    rows = [{**asdict(s), "predicted": predicted(fit, s.layers, s.beta)} for s in savings]
+    return {"savings": rows, "fit": asdict(fit)}
+
+
+def _terms(layers: int, beta: float) -> tuple[float, float]:
+    return 1 - beta, (1 - beta) / (layers * beta)
+
+
+def _pass_seconds(network: nn.Module, weights: Sequence[Tensor], x: Tensor, picks: Sequence[int]) -> float:
+    """Return the processor time of SAM's first pass: forward, and backward to the drawn tensors alone."""
+    chosen = set(picks)
+    for number, weight in enumerate(weights):
+        weight.requires_grad_(number in chosen)
+    start = time.process_time()
+    loss = network(x).square().mean()
+    torch.autograd.grad(loss, [weights[number] for number in sorted(chosen)])
+    return time.process_time() - start

@@ -1,0 +1,219 @@
+"""What does the loss look like on a line or a plane through theta?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esam.files import write_atomically
+
+from .objective import REPEAT_TOLERANCE, Objective, Parameters, repeats
+from .points import LOOP, Way, evaluator, fastest
+
+Group = tuple[Objective, Sequence[Parameters]]
+"""An objective and the directions of the axes; a landscape may be averaged over several."""
+Progress = Callable[[int, int], None]
+"""(points done, points in all)."""
+
+FORMAT = 1
+SAVE_SECONDS = 2.0
+TRIAL_POINTS = 24
+"""With fewer points than this, finding the fastest way costs more than it saves."""
+
+
+@dataclass(frozen=True)
+class Landscape:
+    """The loss at theta + sum_k axes[k][i_k] * direction_k."""
+
+    axes: tuple[tuple[float, ...], ...]
+    """The coefficients along each direction: one axis for a line, two for a plane."""
+    losses: Tensor
+    """One landscape for each group: shape (groups, len(axes[0]), ...), float64."""
+    ways: tuple[str, ...]
+    """How each group was evaluated."""
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean over the groups, what is usually drawn."""
+        return self.losses.mean(0)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return axes, mean and groups as plain JSON values; what is not finite as null."""
+        groups = [[value if math.isfinite(value) else None for value in row] for row in self.losses.flatten(1).tolist()]
+        return {"axes": [list(axis) for axis in self.axes], "groups": groups, "ways": list(self.ways)}
+
+
+def line(
+    objective: Objective,
+    parameters: Parameters,
+    direction: Parameters,
+    *,
+    ts: Sequence[float],
+    path: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Landscape:
+    """Return the loss at theta + t * direction for each t."""
+    return landscape([(objective, [direction])], parameters, [ts], path=path, progress=progress)
+
+
+def plane(
+    objective: Objective,
+    parameters: Parameters,
+    directions: tuple[Parameters, Parameters],
+    *,
+    xs: Sequence[float],
+    ys: Sequence[float],
+    path: str | Path | None = None,
+    progress: Progress | None = None,
+) -> Landscape:
+    """Return the loss at theta + x * directions[0] + y * directions[1]; ``losses[0, i, j]`` belongs to xs[i], ys[j]."""
+    return landscape([(objective, directions)], parameters, [xs, ys], path=path, progress=progress)
+
+
+def even_axis(reach: float, n: int) -> list[float]:
+    """Return n coefficients from -reach to reach; an odd n has theta itself in the middle.
+
+    >>> even_axis(1.0, 5)
+    [-1.0, -0.5, 0.0, 0.5, 1.0]
+    """
+    if n < 2 or not reach > 0:
+        raise ValueError(f"an axis needs 2 points or more and a reach > 0, got {n!r} and {reach!r}")
+    return [reach * (2 * i / (n - 1) - 1) for i in range(n)]
+
+
+def landscape(
+    groups: Sequence[Group],
+    parameters: Parameters,
+    axes: Sequence[Sequence[float]],
+    *,
+    path: str | Path | None = None,
+    progress: Progress | None = None,
+    way: Way | None = None,
+) -> Landscape:
+    """Return the loss on the grid of ``axes``, once for each group.
+
+    Give several groups to average: the paper draws ten pairs of random directions. ``path`` names a JSON file that
+    keeps what is done: after an interruption the same call goes on there, with the same values. ``progress`` is called
+    with (points done, points in all). ``way`` is how points are evaluated; None: the fastest, found by trial.
+    """
+    axes = [[float(c) for c in axis] for axis in axes]
+    _check(groups, parameters, axes)
+    points = torch.cartesian_prod(*[torch.tensor(axis, dtype=torch.float64) for axis in axes]).reshape(-1, len(axes))
+    at_theta = [repeats(objective, parameters) for objective, _ in groups]
+    work = _Work(path, _fingerprint(groups, parameters, axes), at_theta, len(points))
+    try:
+        for number, (objective, directions) in enumerate(groups):
+            if work.complete(number):
+                continue
+            if work.ways[number] is None:
+                trials = way is None and len(points) >= TRIAL_POINTS
+                found = fastest(objective, parameters, directions, points) if trials else (way or LOOP)
+                work.ways[number] = str(found)
+            chosen = Way.named(str(work.ways[number]))
+            evaluate = evaluator(objective, parameters, directions, chosen)
+            for start in range(0, len(points), chosen.points):
+                rows = range(start, min(start + chosen.points, len(points)))
+                if work.losses[number][start] is None:
+                    work.losses[number][rows.start : rows.stop] = evaluate(points[rows.start : rows.stop])
+                    work.save_now_and_then()
+                if progress is not None:
+                    progress(number * len(points) + rows.stop, len(groups) * len(points))
+    finally:
+        work.save()
+    shape = (len(groups), *(len(axis) for axis in axes))
+    losses = torch.tensor(work.losses, dtype=torch.float64).reshape(shape)
+    return Landscape(tuple(tuple(axis) for axis in axes), losses, tuple(str(w) for w in work.ways))
+
+
+class _Work:
+    """The losses found so far, and their file."""
+
+    def __init__(self, path: str | Path | None, fingerprint: str, at_theta: list[float], count: int) -> None:
+        self.path = None if path is None else Path(path)
+        self.fingerprint, self.at_theta = fingerprint, at_theta
+        self.losses: list[list[float | None]] = [[None] * count for _ in at_theta]
+        self.ways: list[str | None] = [None] * len(at_theta)
+        self.saved = time.monotonic()
+        if self.path is not None and self.path.exists():
+            self._load(self.path)
+
+    def complete(self, number: int) -> bool:
+        return None not in self.losses[number]
+
+    def save_now_and_then(self) -> None:
+        if time.monotonic() - self.saved > SAVE_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        written = {
+            "kind": "landscape",
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "at theta": [_number(value) for value in self.at_theta],
+            "ways": self.ways,
+            "losses": [[_number(value) for value in row] for row in self.losses],
+        }
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.path, json.dumps(written, allow_nan=False).encode() + b"\n")
+        self.saved = time.monotonic()
+
+    def _load(self, path: Path) -> None:
+        try:
+            read = json.loads(path.read_bytes())
+            known = (read["kind"], read["format"]) == ("landscape", FORMAT)
+            ways = [None if name is None else str(Way.named(name)) for name in read["ways"]]
+            losses = [[None if value is None else float(value) for value in row] for row in read["losses"]]
+            at_theta = [float(value) for value in read["at theta"]]
+            fingerprint = read["fingerprint"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"{path} holds no landscape ({error}); delete it, or choose another file") from error
+        same = known and fingerprint == self.fingerprint and len(ways) == len(self.ways)
+        same = same and [len(row) for row in losses] == [len(row) for row in self.losses]
+        if not same or not all(map(_same, at_theta, self.at_theta)):
+            raise ValueError(
+                f"{path} holds another landscape: its weights, directions, axes or data differ; "
+                "delete it, or choose another file"
+            )
+        self.losses, self.ways = losses, ways
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=REPEAT_TOLERANCE) or (math.isnan(one) and math.isnan(other))
+
+
+def _number(value: float | None) -> float | str | None:
+    # JSON has no NaN or infinity, and null means not done yet
+    return value if value is None or math.isfinite(value) else repr(value)
+
+
+def _check(groups: Sequence[Group], parameters: Parameters, axes: Sequence[Sequence[float]]) -> None:
+    if not groups:
+        raise ValueError("there is nothing to evaluate: give at least one group (objective, directions)")
+    if not axes or not all(axes):
+        raise ValueError("an axis is empty: give the coefficients along each direction, such as even_axis(1.0, 51)")
+    for _, directions in groups:
+        if len(directions) != len(axes):
+            raise ValueError(f"{len(axes)} axes need {len(axes)} directions, got {len(directions)}")
+        for name, d in ((name, d) for direction in directions for name, d in direction.items()):
+            if name not in parameters or d.shape != parameters[name].shape:
+                raise ValueError(f"the direction's {name!r} does not fit the parameters; use their names and shapes")
+
+
+def _fingerprint(groups: Sequence[Group], parameters: Parameters, axes: Sequence[Sequence[float]]) -> str:
+    digest = hashlib.sha256(json.dumps(axes).encode())
+    for tensors in (parameters, *(direction for _, directions in groups for direction in directions)):
+        for name, tensor in tensors.items():
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

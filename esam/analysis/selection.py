@@ -1,0 +1,122 @@
+"""What does SDS select in a batch, and does it stand for the whole?
+
+B+ holds the share gamma of the samples whose loss rises most from theta to theta + eps, B- the others, B_rand as many
+as B+ drawn by lot. R is a set's mean rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esam.optim.checks import checked_share
+from esam.optim.ranking import keep_highest
+
+from .directions import Direction, cosine, sam_eps
+from .objective import ModelObjective, Parameters, moved, repeats, value_and_gradient
+
+
+@dataclass(frozen=True)
+class Figures:
+    """One set of samples: how many, and its mean loss at theta and at theta + eps."""
+
+    count: int
+    loss: float
+    perturbed_loss: float
+
+    @property
+    def rise(self) -> float:
+        """R of the set."""
+        return self.perturbed_loss - self.loss
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A batch taken apart by SDS."""
+
+    losses: Tensor
+    """Of each sample at theta."""
+    perturbed_losses: Tensor
+    """Of each sample at theta + eps."""
+    plus: Tensor
+    """The samples of B+, as indices in ascending order."""
+    minus: Tensor
+    random: Tensor
+    eps: Direction
+
+    def figures(self, which: str) -> Figures:
+        """Return the figures of a set: "all", "plus", "minus" or "random"."""
+        rows = self.rows(which)
+        means = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
+        return Figures(len(rows), *means)
+
+    def rows(self, which: str) -> Tensor:
+        """Return the samples of a set."""
+        sets = {"all": torch.arange(len(self.losses)), "plus": self.plus, "minus": self.minus, "random": self.random}
+        if which not in sets:
+            raise ValueError(f"a set is one of {', '.join(sets)}, got {which!r}")
+        return sets[which]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures of every set as plain JSON values."""
+        every = {which: self.figures(which) for which in ("all", "plus", "minus", "random")}
+        return {which: {**asdict(figures), "rise": figures.rise} for which, figures in every.items()}
+
+
+def select(
+    objective: ModelObjective,
+    parameters: Parameters,
+    *,
+    gamma: float = 0.5,
+    rho: float = 0.05,
+    eps: Parameters | None = None,
+    seed: int = 0,
+) -> Selection:
+    """Take a batch apart as SDS does; ``eps`` is SAM's of radius ``rho`` unless given. ``seed`` draws B_rand."""
+    checked_share("gamma", gamma)
+    loss, gradient = value_and_gradient(objective, parameters)
+    repeats(objective, parameters, first=loss)
+    eps = sam_eps(gradient, rho) if eps is None else dict(eps)
+    theta = {name: p.detach() for name, p in parameters.items()}
+    with torch.no_grad():
+        losses, perturbed = objective.losses(theta), objective.losses(moved(theta, eps))
+    plus = keep_highest(perturbed - losses, gamma).cpu()
+    minus = _others(plus, len(losses))
+    if not len(minus):
+        raise ValueError(f"no sample of {objective.count} is left for B- at gamma = {gamma}; choose a smaller gamma")
+    lots = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
+    return Selection(losses.cpu(), perturbed.cpu(), plus, minus, lots[: len(plus)].sort().values, eps)
+
+
+def gradient_cosines(objective: ModelObjective, parameters: Parameters, selection: Selection) -> dict[str, float]:
+    """Return the cosine of the gradients of B+, B- and B_rand to that of B, all at theta + eps."""
+    there = moved({name: p.detach() for name, p in parameters.items()}, selection.eps)
+    _, whole = value_and_gradient(objective, there)
+    return {
+        which: cosine(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
+        for which in ("plus", "minus", "random")
+    }
+
+
+def losses_along(
+    objective: ModelObjective, parameters: Parameters, selection: Selection, *, ts: Sequence[float]
+) -> dict[str, list[float]]:
+    """Return the mean losses of B, B+ and B- at theta + t * eps for each t: 0 is theta, 1 is theta + eps."""
+    theta = {name: p.detach() for name, p in parameters.items()}
+    curves: dict[str, list[float]] = {"all": [], "plus": [], "minus": []}
+    with torch.no_grad():
+        for t in ts:
+            losses = objective.losses(moved(theta, selection.eps, float(t))).cpu().double()
+            for which, curve in curves.items():
+                curve.append(float(losses[selection.rows(which)].mean()))
+    return curves
+
+
+def _others(rows: Tensor, count: int) -> Tensor:
+    rest = torch.ones(count, dtype=torch.bool)
+    rest[rows] = False
+    return rest.nonzero().flatten()

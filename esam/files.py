@@ -1,0 +1,37 @@
+"""How does a file get onto the disk, whole or not at all?"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from pathlib import Path
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        write_through(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise explained(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_through(path: Path, flags: int, data: bytes) -> None:
+    """Write all of `data` and wait until the disk has it."""
+    descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
+    try:
+        while data:
+            data = data[os.write(descriptor, data) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def explained(error: OSError, path: Path) -> OSError:
+    """Return the error, or one that tells what to do where the disk is full."""
+    full = OSError(errno.ENOSPC, "the disk is full; the old file is kept. Free some space and resume", str(path))
+    return full if error.errno == errno.ENOSPC else error

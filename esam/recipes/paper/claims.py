@@ -1,0 +1,360 @@
+"""What does the paper claim, what was measured here, and does it hold? The verdicts are rules, not opinions.
+
+A claim that one accuracy is at least another's is judged by the mean difference over all tasks: it holds unless that is
+negative by more than two standard errors, and needs two seeds of each. A claim that something is greater holds when it
+is so by more than two standard errors, does not hold when the order is the reverse, and counts as not tested in
+between: this scale cannot tell. A claim about speed is judged by steps timed in turn: the whole interval of the
+measured ratio is above the paper's lowest figure, or below it, or the claim is not tested. A claim about every batch
+holds when at least 95 % of the batches agree.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from esam.report.reproduction import Part
+from esam.report.sheets import Sheet
+from esam.reproduce.item import Item
+from esam.reproduce.store import Store
+
+HOLDS, FAILS, UNTESTED = "holds", "does not hold", "not tested at this scale"
+EVERY_BATCH = 0.95
+"""The share of batches that must agree with a claim about every batch."""
+Measured = Mapping[str, Mapping[str, Any]]
+"""The measured values of the items that were made, by name."""
+Finding = tuple[str, str]
+"""What was measured, in words, and the verdict."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of the paper, and the rule that judges it by an item's measured values."""
+
+    name: str
+    paper: str
+    """The paper's own statement or number."""
+    item: str
+    judge: Callable[[Mapping[str, Any]], Finding]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One row of the table of claims."""
+
+    claim: str
+    paper: str
+    measured: str
+    verdict: str
+
+
+def judged(measured: Measured) -> list[Judged]:
+    """Judge every claim by the items that were made; one whose item was not made is not tested."""
+    rows = []
+    for claim in CLAIMS:
+        found, verdict = (f"{claim.item} has not been made", UNTESTED)
+        if claim.item in measured:
+            found, verdict = claim.judge(measured[claim.item])
+        rows.append(Judged(claim.name, claim.paper, found, verdict))
+    return rows
+
+
+def claims_sheet(rows: Sequence[Judged]) -> Sheet:
+    """Return the table of claims."""
+    head = ("Claim", "Paper", "Verdict", "Measured here")
+    return Sheet("The paper's claims", head, tuple((r.claim, r.paper, r.verdict, r.measured) for r in rows))
+
+
+def judged_at(items: Mapping[str, Item], store: Store) -> list[Judged]:
+    """Judge every claim by the items that have been made at a scale."""
+    results = {name: store.result(item) for name, item in items.items()}
+    return judged({name: result["measured"] for name, result in results.items() if result is not None})
+
+
+def claims_part(items: Mapping[str, Item], store: Store) -> Part:
+    """Return the claims as the first part of the page."""
+    return Part(
+        "claims",
+        "Claims",
+        "what the paper says, and what was measured",
+        [claims_sheet(judged_at(items, store))],
+        [],
+        [],
+    )
+
+
+# Accuracy and speed --------------------------------------------------------------------------------------------------
+
+
+def at_least(method: str, other: str) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that a method's accuracy is at least another's, over all tasks."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        told, differences, errors = [], [], []
+        for task, methods in values["tasks"].items():
+            if method not in methods or other not in methods:
+                continue
+            mine, theirs = methods[method]["accuracy"], methods[other]["accuracy"]
+            if mine["mean"] is None or theirs["mean"] is None:
+                continue
+            differences.append(mine["mean"] - theirs["mean"])
+            error = standard_error(mine, theirs)
+            errors.append(error)
+            spread = "" if error is None else f" ± {error:.2f}"
+            told.append(f"{_title(values, task)}: {differences[-1]:+.2f}{spread} (n = {min(mine['n'], theirs['n'])})")
+        known = [error for error in errors if error is not None]
+        if not known or len(known) < len(errors):
+            return "; ".join(told) or "no runs", UNTESTED
+        mean, error = statistics.fmean(differences), math.sqrt(sum(e**2 for e in known)) / len(known)
+        whole = f"{mean:+.2f} ± {error:.2f} points over all: " if len(known) > 1 else "points, "
+        return whole + "; ".join(told), HOLDS if mean >= -2 * error else FAILS
+
+    return judge
+
+
+def faster(method: str, least: float) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that a method's steps have this many times SAM's speed or more, on every task."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        told, verdicts = [], []
+        for task, methods in values["timed"].items():
+            if method not in methods:
+                continue
+            (low, high), ratio = methods[method]["interval"], methods[method]["ratio"]
+            low, high = min(low, ratio), max(high, ratio)
+            n = methods[method]["n"]
+            told.append(
+                f"{_title(values, task)}: {100 * ratio:.0f} % ({100 * low:.0f} to {100 * high:.0f}, n = {n} steps)"
+            )
+            verdicts.append(HOLDS if low >= least else FAILS if high < least else UNTESTED)
+        return "; ".join(told) or "no runs", _worst(verdicts)
+
+    return judge
+
+
+def best_share(label: str, lowest: float, highest: float) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that the best value of a parameter lies in an interval, on every task of the study."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        told, verdicts = [], []
+        for task, methods in values["tasks"].items():
+            found = {s: methods[f"{label} {s:g}"]["accuracy"] for s in values["shares"] if f"{label} {s:g}" in methods}
+            known = {share: own for share, own in found.items() if own["mean"] is not None}
+            if not known:
+                continue
+            best = max(known, key=lambda share: known[share]["mean"])
+            n = min(own["n"] for own in known.values())
+            told.append(f"{_title(values, task)}: best at {best:g} with {known[best]['mean']:.2f} % (n = {n})")
+            if n > 1:  # one seed for each value orders them by chance
+                verdicts.append(lowest <= best <= highest)
+        return "; ".join(told) or "no runs", _all(verdicts)
+
+    return judge
+
+
+# Inside a batch ------------------------------------------------------------------------------------------------------
+
+
+def every_batch(inequality: str) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that an inequality holds in every batch, of every task."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        tasks = values["tasks"] if "tasks" in values else {values["task"]: values}
+        told, verdicts = [], []
+        for task, own in tasks.items():
+            held, batches = own["held"][inequality], own["batches"]
+            told.append(f"{task}: in {held} of {batches} batches")
+            if batches:
+                verdicts.append(held >= EVERY_BATCH * batches)
+        return "; ".join(told), _all(verdicts)
+
+    return judge
+
+
+def higher_cosine(name: str, other: str) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that the mean cosine of one set is above that of another, on every task."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        told, findings = [], []
+        for task, own in values["tasks"].items():
+            mine, theirs = own["overall"][name], own["overall"][other]
+            told.append(f"{task}: {mine['mean']:.3f} and {theirs['mean']:.3f} (n = {mine['n']} batches)")
+            findings.append(_greater(mine, theirs))
+        return "; ".join(told), _worst(findings)
+
+    return judge
+
+
+def unbiased(values: Mapping[str, Any]) -> Finding:
+    """Judge that SWP's mean perturbation is SAM's: no further from it than three times what chance explains."""
+    every = values["expectation"]
+    if not every:
+        return "not measured", UNTESTED
+    cosine = statistics.fmean(one["cosine"] for one in every)
+    norm = statistics.fmean(one["norm"] for one in every)
+    ratio = statistics.fmean(one["distance"] / one["expected distance"] for one in every)
+    told = (
+        f"cosine {cosine:.4f}, norm {norm:.4f} of SAM's, {ratio:.2f} times the distance that chance explains "
+        f"({every[0]['draws']} draws, n = {len(every)})"
+    )
+    return told, HOLDS if ratio <= 3 else FAILS
+
+
+def more_linear(form: str) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that zeta grows with beta: rank correlation of .8 or more; and that the smallest beta is below SAM."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        betas = values["betas"]
+        means = [values["zeta"][form][f"{beta:g}"]["mean"] for beta in betas]
+        if len(betas) < 3 or None in means:
+            return "too few values of beta", UNTESTED
+        order, sam = rank_correlation(betas, means), values["sam"]["mean"]
+        told = (
+            f"zeta {means[0]:.2e} at beta {betas[0]:g}, {means[-1]:.2e} at {betas[-1]:g}, SAM {sam:.2e}; "
+            f"rank correlation with beta {order:+.2f} (n = {values['sam']['n']} batches)"
+        )
+        return told, HOLDS if order >= 0.8 and means[0] < sam else FAILS
+
+    return judge
+
+
+def fits(values: Mapping[str, Any]) -> Finding:
+    """Judge g's form by the share of the variance that it explains: .95 or more in both cases."""
+    told, verdicts = [], []
+    for case, own in values.items():
+        fit = own["fit"]
+        told.append(
+            f"{case}: k1 {fit['k1']:.3f}, k2 {fit['k2']:.3f}, R² {fit['r_squared']:.4f} (n = {len(own['savings'])})"
+        )
+        verdicts.append(fit["r_squared"] >= 0.95)
+    return "; ".join(told), _all(verdicts)
+
+
+# Flatness ------------------------------------------------------------------------------------------------------------
+
+
+def flatter(method: str, key: str) -> Callable[[Mapping[str, Any]], Finding]:
+    """Judge that a figure of a method's minimum is below that of SGD's."""
+
+    def judge(values: Mapping[str, Any]) -> Finding:
+        base = next((label for label in ("SGD", "AdamW") if label in values["methods"]), None)
+        if base is None or method not in values["methods"]:
+            return "no runs", UNTESTED
+        mine, theirs = values["methods"][method][key], values["methods"][base][key]
+        if mine["mean"] is None or theirs["mean"] is None:
+            return "not finite", UNTESTED
+        told = f"{_three(mine)} and {base} {_three(theirs)} (n = {mine['n']})"
+        return told, _greater(theirs, mine)
+
+    return judge
+
+
+# The parts of a verdict ----------------------------------------------------------------------------------------------
+
+
+def standard_error(one: Mapping[str, Any], other: Mapping[str, Any]) -> float | None:
+    """Return the standard error of the difference of two means; None where either has one value alone."""
+    if one["std"] is None or other["std"] is None:
+        return None
+    return math.sqrt(one["std"] ** 2 / one["n"] + other["std"] ** 2 / other["n"])
+
+
+def rank_correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return Spearman's rank correlation of two lists without ties.
+
+    >>> rank_correlation([1, 2, 3], [10, 30, 20])
+    0.5
+    """
+
+    def ranks(values: Sequence[float]) -> list[int]:
+        ordered = sorted(range(len(values)), key=lambda i: values[i])
+        return [ordered.index(i) for i in range(len(values))]
+
+    n = len(xs)
+    apart = sum((a - b) ** 2 for a, b in zip(ranks(xs), ranks(ys), strict=True))
+    return 1 - 6 * apart / (n * (n * n - 1))
+
+
+def _title(values: Mapping[str, Any], task: str) -> str:
+    """Return the task as it was run, without the paper's name for it."""
+    title: str = values["titles"].get(task, task)
+    model, stands, rest = title.partition(" for ")
+    return model if "," in model else f"{model}, {rest.partition(', ')[2]}" if stands else title
+
+
+def _greater(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    difference, error = one["mean"] - other["mean"], standard_error(one, other)
+    if difference <= 0:
+        return FAILS
+    return HOLDS if error is not None and difference > 2 * error else UNTESTED
+
+
+def _all(verdicts: Sequence[bool]) -> str:
+    if not verdicts:
+        return UNTESTED
+    return HOLDS if all(verdicts) else FAILS
+
+
+def _worst(verdicts: Sequence[str]) -> str:
+    return next((verdict for verdict in (FAILS, UNTESTED, HOLDS) if verdict in verdicts), UNTESTED)
+
+
+def _three(values: Mapping[str, Any]) -> str:
+    return f"{values['mean']:.3g}" + ("" if values["std"] is None else f" ± {values['std']:.2g}")
+
+
+CLAIMS = (
+    Claim("SWP's expected perturbation is SAM's", "cosine 1, equal norm", "linearity", unbiased),
+    Claim("SWP's accuracy is at least SAM's", "+0.10 to +1.02 points", "table3", at_least("ESAM-SWP", "SAM")),
+    Claim("SDS's accuracy is that of SAM", "-0.07 to +1.04 points", "table3", at_least("ESAM-SDS", "SAM")),
+    Claim("ESAM's accuracy is at least SAM's, CIFAR", "+0.02 to +1.10 points", "table1", at_least("ESAM", "SAM")),
+    Claim("ESAM's accuracy is at least SAM's, ImageNet", "+0.35 and +0.49 points", "table2", at_least("ESAM", "SAM")),
+    Claim("ESAM is faster than SAM", "faster in every table", "table1", faster("ESAM", 1.0)),
+    Claim("ESAM's speed on CIFAR", "137.9 to 140.3 % of SAM's", "table1", faster("ESAM", 1.379)),
+    Claim("ESAM's speed on ImageNet", "128.7 and 129.3 % of SAM's", "table2", faster("ESAM", 1.287)),
+    Claim("SWP's speed", "108.3 to 110.5 % of SAM's", "table3", faster("ESAM-SWP", 1.083)),
+    Claim("SDS's speed", "121.5 to 125.8 % of SAM's", "table3", faster("ESAM-SDS", 1.215)),
+    Claim("ViT: SWP's accuracy is at least SAM's", "80.88 and 80.34 %", "vit", at_least("ESAM-SWP", "SAM")),
+    Claim("ViT: ESAM's accuracy is at least SAM's", "80.46 and 80.34 %", "vit", at_least("ESAM", "SAM")),
+    Claim("beta = .5 to .6 is best for SWP", "best at .6 and .5", "parameter-study", best_share("ESAM-SWP", 0.5, 0.6)),
+    Claim("R_B- <= R_B <= R_B+", "by construction", "four-losses", every_batch("R_B- <= R_B <= R_B+")),
+    Claim("L_B- <= L_B+ at theta", "in every epoch", "four-losses", every_batch("L_B- <= L_B+ at theta")),
+    Claim("L_B <= L_B+ at theta + eps", "in every epoch", "four-losses", every_batch("L_B <= L_B+ at theta + eps")),
+    Claim("B+ is nearer to B than B-", "much higher cosine", "cosines", higher_cosine("B+", "B-")),
+    Claim("B+ is nearer to B than a random half", "much higher cosine", "cosines", higher_cosine("B+", "B_rand")),
+    Claim(
+        "The loss of B+ rises most along eps",
+        "as in its Figure 2",
+        "sds-illustration",
+        every_batch("B+ rises more than B-"),
+    ),
+    Claim("Smaller beta is more linear", "zeta falls with beta", "linearity", more_linear("divided")),
+    Claim(
+        "Smaller beta is more linear, eps not divided by beta",
+        "zeta falls with beta",
+        "linearity",
+        more_linear("undivided"),
+    ),
+    Claim("g(N, beta) has the form k1 (1-b) + k2 (1-b)/(Nb)", "R² .9983 and .9989", "swp-savings", fits),
+    Claim("SAM's minimum is flatter: landscape", "significantly", "landscapes", flatter("SAM", "rise")),
+    Claim("ESAM's minimum is flatter: landscape", "significantly", "landscapes", flatter("ESAM", "rise")),
+    Claim("SAM's minimum is flatter: lambda_max", "significantly", "landscapes", flatter("SAM", "eigenvalue")),
+    Claim("ESAM's minimum is flatter: lambda_max", "significantly", "landscapes", flatter("ESAM", "eigenvalue")),
+    Claim("SAM's minimum is flatter: trace", "significantly", "landscapes", flatter("SAM", "trace")),
+    Claim("ESAM's minimum is flatter: trace", "significantly", "landscapes", flatter("ESAM", "trace")),
+    Claim(
+        "SAM's minimum is flatter: adversarial plane",
+        "significantly",
+        "adversarial-landscapes",
+        flatter("SAM", "rise"),
+    ),
+    Claim(
+        "ESAM's minimum is flatter: adversarial plane",
+        "significantly",
+        "adversarial-landscapes",
+        flatter("ESAM", "rise"),
+    ),
+)

@@ -1,0 +1,120 @@
+"""The parameter study: ESAM-SWP over beta and ESAM-SDS over gamma, .3 to .9, accuracy against speed.
+
+Paper: ResNet-18 and WRN-28-10 on both CIFARs. CPU scale: ResNet-8 on CIFAR-10, one seed for each value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from esam.compare.plan import Comparison
+from esam.report.sheets import Sheet
+from esam.reproduce.item import Item, Needs, Row, Values
+from esam.reproduce.scale import Scale, Task, words
+from esam.reproduce.store import Found
+
+from .common import THREE, figures_of, rows_of, slug, told, with_settings
+
+SHARES = tuple(round(0.1 * n, 1) for n in range(3, 10))
+STUDIES = {"ESAM-SWP": ("esam-swp", "beta", 0.6), "ESAM-SDS": ("esam-sds", "gamma", 0.5)}
+"""The method, its parameter, and the method's default for it."""
+
+
+def needs(scale: Scale) -> Needs:
+    """Return a run for each beta and each gamma, and Table 1's runs beside them."""
+    rows: list[Row] = []
+    for task in scale.study:
+        rows += rows_of(task, scale.cifar[task], THREE)
+        for label in STUDIES:
+            rows += _studied(task, scale.cifar[task], label, scale.study_seeds)
+    return Needs(rows=tuple(rows), sizes={"beta and gamma": ", ".join(map(str, SHARES))})
+
+
+def _studied(task: Task, comparison: Comparison, label: str, seeds: tuple[int, ...]) -> list[Row]:
+    method, parameter, default = STUDIES[label]
+    rows = []
+    for share in SHARES:
+        # a run that leaves the parameter to its default is the ablation's, and is shared
+        value = None if getattr(comparison.config, parameter) is None and share == default else share
+        one = dataclasses.replace(with_settings(comparison, **{parameter: value}), seeds=seeds)
+        row = rows_of(task, one, (method,))[0]
+        rows.append(dataclasses.replace(row, label=_name(label, share)))
+    return rows
+
+
+def analyse(found: Found) -> Values:
+    """Return accuracy and speed for every value, and of SGD, SAM and ESAM."""
+    titles = {row.task: row.title for row in found.needs.rows}
+    return {"tasks": figures_of(found, found.needs.rows), "shares": list(SHARES), "titles": titles}
+
+
+def sheets(measured: Values) -> list[Sheet]:
+    """Return one table a task: beta and gamma side by side."""
+    every = []
+    for task, methods in measured["tasks"].items():
+        lines = []
+        for share in measured["shares"]:
+            cells = [_cells(methods[_name(label, share)]) for label in STUDIES]
+            lines.append((f"{share:g}", *cells[0], *cells[1]))
+        lines += [(label, *_cells(methods[label]), "", "") for label in ("SGD", "SAM", "ESAM")]
+        head = ("beta / gamma", "SWP: accuracy, %", "images/s", "SDS: accuracy, %", "images/s")
+        every.append(Sheet(measured["titles"][task], head, tuple(lines)))
+    return every
+
+
+def _cells(own: dict[str, Any]) -> tuple[str, str]:
+    return told(own["accuracy"], 2), told(own["images_per_second"], 0)
+
+
+def draw(measured: Values, path: Path) -> list[Path]:
+    """Draw accuracy against speed: connected dots for the studies, isolated ones for SGD, SAM and ESAM."""
+    from esam.analysis.plot import Dot, dots
+
+    written = []
+    for task, methods in measured["tasks"].items():
+
+        def dot(label: str, words: str = "", methods: dict[str, Any] = methods) -> Dot:
+            return Dot(methods[label]["images_per_second"]["mean"], methods[label]["accuracy"]["mean"], words)
+
+        connected = {
+            f"{label}, {STUDIES[label][1]} .3 to .9": [
+                dot(_name(label, share), f"{share:g}") for share in measured["shares"]
+            ]
+            for label in STUDIES
+        }
+        isolated = {label: dot(label) for label in ("SGD", "SAM", "ESAM")}
+        written += dots(
+            path.with_name(f"{path.name}-{slug(task)}"),
+            connected,
+            isolated,
+            x_label="training speed, images/s",
+            y_label="test accuracy, %",
+            title=measured["titles"][task],
+        )
+    return written
+
+
+def _name(label: str, share: float) -> str:
+    return f"{label} {share:g}"
+
+
+ITEM = Item(
+    name="parameter-study",
+    number="Figure 3",
+    title="Parameter study of SWP's beta and SDS's gamma",
+    needs=needs,
+    analyse=analyse,
+    sheets=sheets,
+    draw=draw,
+    paper={
+        "interval": [0.3, 0.9],
+        "step": 0.1,
+        "best beta": {words(("ResNet-18", "CIFAR-10")): 0.6, words(("WRN-28-10", "CIFAR-10")): 0.5},
+        "smallest good gamma": 0.5,
+    },
+    notes=(
+        "The paper prints no numbers for this figure beyond its choice of beta = .6 (.5 on WRN-28-10), gamma = .5.",
+    ),
+)

@@ -1,0 +1,24 @@
+"""What does an observed run's own process do? ``python -m esam.reproduce.worker FOLDER`` trains it and looks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from esam.compare.plan import CONFIG_NAME
+from esam.measures import MEASURES
+from esam.train.config import Config
+from esam.train.runs import run
+
+from .observe import Observer, read_look
+
+
+def main(folder: Path) -> None:
+    """Run, or go on with, the configuration that stands in the folder, under its look."""
+    config = Config.from_json(json.loads((folder / CONFIG_NAME).read_text()))
+    run(config, folder, measures=MEASURES, observe=Observer(folder, read_look(folder), config.epochs))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

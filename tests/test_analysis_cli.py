@@ -1,0 +1,116 @@
+"""Does `esam analyze` tell of a real run what the functions tell, and leave the run as it was?"""
+
+import json
+
+import pytest
+import torch
+
+from esam.analysis import m_sharpness, sharpness, top_eigenvalues
+from esam.analyze import figures, load_run, random_landscape
+from esam.cli import main
+
+SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny trained run, made by the trainer's own command."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("COLUMNS", "300")
+        folder = tmp_path_factory.mktemp("runs") / "tiny"
+        words = "train --data digits --model cnn --method sam --train-size 100 --batch-size 50 --epochs 2 --threads 1"
+        assert main([*words.split(), "--out", str(folder)]) == 0
+        yield folder
+
+
+@pytest.fixture
+def esam(capsys):
+    def command(*words):
+        code = main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return command
+
+
+def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
+    trained = load_run(run, images=60)
+    found = figures(trained, rho=0.1, steps=2, m=20, eigenvalues=1, vectors=2)
+    state = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
+    assert all(torch.equal(value, state[name]) for name, value in trained.model.state_dict().items())
+    objective, theta = trained.objective, dict(trained.model.named_parameters())
+    assert objective.count == 60 and trained.epoch == 2
+    assert found["sharpness"]["value"] == sharpness(objective, theta, rho=0.1)
+    assert found["m_sharpness"]["value"] == m_sharpness(objective, theta, rho=0.1, m=20)
+    assert found["eigenvalues"] == top_eigenvalues(objective, theta)
+    assert found["ascent_sharpness"]["value"] >= found["sharpness"]["value"] > 0
+
+
+def test_over_all_images_the_loss_and_the_sharpness_are_those_of_the_record(run):
+    record = [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()][-1]
+    trained = load_run(run)
+    found = figures(trained, eigenvalues=0)
+    assert trained.objective.count == 100
+    assert found["loss"] == pytest.approx(record["train_loss"], rel=1e-4)
+    assert found["sharpness"]["value"] == pytest.approx(record["sharpness"], rel=1e-4)
+    assert "trace" not in found
+
+
+def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    out, pictures = tmp_path / "deep" / "figures.json", tmp_path / "pictures"
+    words = ["--eigenvalues", 2, "--vectors", 2, "--landscape", 3, "--groups", 2, "--out", out, "--pictures", pictures]
+    code, told, _ = esam("analyze", run, *SMALL, *words)
+    assert code == 0
+    for phrase in ("SAM, seed 0, epoch 2, 60 training images", "R_S (rho 0.05)", "m 20", "3 steps", "eigenvalues", "±"):
+        assert phrase in told
+    result = json.loads(out.read_text())
+    assert result["run"]["method"] == "sam" and result["environment"]["torch"]
+    assert len(result["eigenvalues"]) == 2 and result["trace"]["vectors"] == 2
+    groups = result["landscape"]["groups"]
+    assert [len(group) for group in groups] == [9, 9]
+    assert groups[0][4] == pytest.approx(result["loss"], rel=1e-5) == groups[1][4]  # the middle is theta
+    kinds = {f"{name}.{ending}" for name in ("contour", "surface") for ending in ("svg", "png")}
+    assert {path.name for path in pictures.iterdir()} == {*kinds, "landscape.json"}
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+
+
+def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):
+    words = [*SMALL, "--eigenvalues", 0]
+    assert esam("analyze", run / "checkpoint.pt", *words) == esam("analyze", run, *words)
+    code, told, _ = esam("analyze", run / "checkpoint.previous.pt", *words)
+    assert code == 0 and "epoch 1," in told
+
+
+def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
+    trained = load_run(run, images=20)
+    calls = []
+    one = random_landscape(trained, points=3, path=tmp_path / "l.json")
+    other = random_landscape(trained, points=3, path=tmp_path / "l.json", progress=lambda *p: calls.append(p))
+    assert torch.equal(one.losses, other.losses) and calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["{run}/nowhere"], "does not exist"),
+        (["{run}/.."], "holds no record.jsonl"),
+        (["{run}/record.jsonl"], "is no checkpoint of esam train, or is damaged"),
+        (["{run}", "--pictures", "x"], "say how fine, such as --landscape 31"),
+        (["{run}", "--images", "0"], "images must be 1 or more, got 0"),
+        (["{run}", "--rho", "0", *SMALL], "rho must be > 0, got 0"),
+        (["{run}", "--eigenvalues", "0", "--landscape", "1", *SMALL], "an axis needs 2 points or more"),
+        (["{run}", "--eigenvalues", "0", "--landscape", "3", "--groups", "0", *SMALL], "groups must be 1 or more"),
+    ],
+)
+def test_what_cannot_work_is_answered_with_a_remedy(run, esam, words, message):
+    code, _, told = esam("analyze", *[word.format(run=run) for word in words])
+    assert code == 1 and message in told
+
+
+def test_a_folder_whose_checkpoint_is_missing_says_so(run, esam, tmp_path):
+    (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
+    code, _, told = esam("analyze", tmp_path)
+    assert code == 1 and "holds no checkpoint; train the run first" in told
+    code, _, told = esam("analyze", tmp_path / "checkpoint.pt")
+    assert code == 1 and "does not exist" in told

@@ -1,0 +1,388 @@
+"""Are directions and landscapes what their definitions say, in whichever way points are evaluated?"""
+
+import importlib
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from esam.analysis import (
+    ModelObjective,
+    adversarial_plane,
+    even_axis,
+    filter_normalised,
+    gaussian,
+    landscape,
+    line,
+    plane,
+    random_plane,
+    sam_eps,
+    swp_eps,
+)
+from esam.analysis.directions import cosine, inner
+from esam.analysis.objective import norm_of, value_and_gradient
+from esam.analysis.points import LOOP, Way, evaluator, fastest
+from esam.analysis.rewriting import Folded
+from esam.train.models import build_model
+from esam.train.models.vit import VisionTransformer
+
+
+def float64(*values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def tanh_network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+
+
+def data(count=20):
+    torch.manual_seed(1)
+    return [(torch.randn(count, 3, 2, 2).double(), torch.randint(0, 3, (count,)))]
+
+
+# Directions ----------------------------------------------------------------------------------------------------------
+
+
+def test_filter_normalisation_gives_every_filter_the_norm_of_the_weights_filter():
+    torch.manual_seed(0)
+    parameters = {"conv": torch.randn(4, 3, 5, 5), "linear": torch.randn(7, 6), "bias": torch.randn(4)}
+    raw = gaussian(parameters, seed=3)
+    found = filter_normalised(raw, parameters)
+    assert not found["bias"].any()
+    for name in ("conv", "linear"):
+        for i in range(len(parameters[name])):
+            by_definition = raw[name][i] / raw[name][i].norm() * parameters[name][i].norm()
+            assert torch.allclose(found[name][i], by_definition, rtol=1e-5), (name, i)
+
+
+def test_a_filter_of_zeros_stays_where_it_is():
+    found = filter_normalised({"w": torch.zeros(1, 2)}, {"w": torch.ones(1, 2)})
+    assert found["w"].tolist() == [[0, 0]]
+
+
+def test_a_seed_decides_a_direction_whatever_the_global_stream():
+    parameters = {"w": torch.zeros(5, 4)}
+    torch.manual_seed(1)
+    one = random_plane(parameters, seed=7)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    other = random_plane(parameters, seed=7)
+    assert all(torch.equal(a["w"], b["w"]) for a, b in zip(one, other, strict=True))
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_seeds_give_directions_of_their_own():
+    draws = [gaussian({"w": torch.zeros(100, 100)}, seed=seed) for seed in range(3)]
+    assert all(abs(cosine(draws[a], draws[b])) < 0.05 for a, b in ((0, 1), (0, 2), (1, 2)))
+    assert float(draws[0]["w"].std()) == pytest.approx(1, abs=0.02)
+
+
+def test_adversarial_axes_are_orthogonal_and_span_the_gradients_of_the_halves():
+    objective = ModelObjective(tanh_network(), data())
+    theta = objective.parameters
+    x, y = adversarial_plane(objective, theta, seed=0)
+    assert inner(x, y) == pytest.approx(0, abs=1e-12)
+    assert [float(norm_of(d.values())) for d in (x, y)] == pytest.approx([1, 1])
+    halves = torch.randperm(20, generator=torch.Generator().manual_seed(0)).tensor_split(2)
+    g, h = (value_and_gradient(objective.only(rows), theta)[1] for rows in halves)
+    assert cosine(g, x) == pytest.approx(1)
+    assert math.hypot(cosine(h, x), cosine(h, y)) == pytest.approx(1)
+    # the two halves make up the batch: its gradient lies in the plane
+    _, whole = value_and_gradient(objective, theta)
+    assert math.hypot(cosine(whole, x), cosine(whole, y)) == pytest.approx(1)
+    scaled, _ = adversarial_plane(objective, theta, seed=0, eta=0.1)
+    assert float(norm_of(scaled.values())) == pytest.approx(0.1 * float(norm_of(g.values())))
+
+
+def test_sams_eps_by_hand_and_swps_is_sams_on_average():
+    gradient = {"a": float64(3, 0), "b": float64(0, 4)}
+    eps = sam_eps(gradient, 0.5)
+    assert torch.allclose(eps["a"], float64(0.3, 0)) and torch.allclose(eps["b"], float64(0, 0.4))
+    generator = torch.Generator().manual_seed(0)
+    draws = [swp_eps(gradient, 0.5, beta=0.8, generator=generator) for _ in range(4000)]
+    assert sorted({round(e["a"][0].item(), 12) for e in draws}) == [0.0, 0.375]
+    # at least one tensor is drawn: each then has 0.8 + 0.2 * 0.2 / 2 = 0.82
+    assert sum(e["a"][0].item() for e in draws) / 4000 == pytest.approx(0.3 * 0.82 / 0.8, rel=0.03)
+    assert torch.equal(swp_eps(gradient, 0.5, beta=1, generator=generator)["b"], eps["b"])
+
+
+# Landscapes ----------------------------------------------------------------------------------------------------------
+
+
+def saddle(p):
+    """L = a^2 + 3 a b - b, of two numbers."""
+    return p["a"].square().sum() + 3 * p["a"].sum() * p["b"].sum() - p["b"].sum()
+
+
+def test_a_planes_values_by_hand():
+    theta = {"a": float64(1), "b": float64(2)}
+    found = plane(saddle, theta, ({"a": float64(1)}, {"b": float64(-1)}), xs=[-1, 0, 1], ys=[0, 2])
+    # a in (0, 1, 2), b in (2, 0)
+    assert found.losses.tolist() == [[[-2, 0], [5, 1], [14, 4]]]
+    assert found.axes == ((-1, 0, 1), (0, 2))
+
+
+def test_a_lines_values_by_hand_and_the_mean_over_groups():
+    theta = {"a": float64(1), "b": float64(2)}
+    one = line(saddle, theta, {"a": float64(1), "b": float64(1)}, ts=[-1, 0, 0.5])
+    assert one.losses.tolist() == [[-1, 5, 2.25 + 11.25 - 2.5]]
+    groups = [(saddle, [{"a": float64(1)}]), (lambda p: 2 * saddle(p), [{"b": float64(1)}])]
+    two = landscape(groups, theta, [[0, 1]])
+    assert two.losses.tolist() == [[5, 4 + 12 - 2], [10, 2 * (1 + 9 - 3)]]
+    assert two.mean.tolist() == [7.5, 14]
+
+
+def test_an_axis_with_an_odd_number_of_points_holds_theta():
+    assert even_axis(0.3, 51)[25] == 0 and even_axis(0.3, 51)[-1] == 0.3
+
+
+def by_hand(model, batches, directions, points):
+    """The plain loop: set the weights, run the model, restore."""
+    (x, y), own, values = batches[0], dict(model.named_parameters()), []
+    modes = model.training
+    model.eval()
+    with torch.no_grad():
+        kept = {name: p.clone() for name, p in own.items()}
+        for row in points.tolist():
+            for name, p in own.items():
+                p.copy_(kept[name] + sum(c * d[name] for c, d in zip(row, directions, strict=True)))
+            values.append(nn.functional.cross_entropy(model(x), y).item())
+        for name, p in own.items():
+            p.copy_(kept[name])
+    model.train(modes)
+    return values
+
+
+WAYS = [LOOP, Way(points=3), Way(pieces=7)]
+WAYS += [Way(size, **{kind: True}) for size in (None, 7) for kind in ("known", "folded")]
+
+
+# under vmap, attention on the CPU falls back to a slow loop
+@pytest.mark.parametrize(
+    ("kind", "way"),
+    [(kind, way) for kind in ("mlp", "resnet8", "vit") for way in WAYS if kind != "vit" or way.points == 1],
+    ids=str,
+)
+def test_every_way_gives_the_plain_loops_values(kind, way):
+    torch.manual_seed(0)
+    shape = {"classes": 3, "channels": 3, "size": 8}
+    model = (
+        VisionTransformer(patch=4, width=12, depth=1, heads=2, **shape) if kind == "vit" else build_model(kind, **shape)
+    ).double()
+    batches = [(torch.randn(20, 3, 8, 8).double(), torch.randint(0, 3, (20,)))]
+    objective = ModelObjective(model, batches)
+    theta = objective.parameters
+    directions = [gaussian(theta, seed=1), filter_normalised(gaussian(theta, seed=2), theta)]
+    points = torch.tensor([[0.0, 0.0], [0.3, -0.1], [-0.2, 0.4], [0.1, 0.1]]).double()
+    evaluate = evaluator(objective, theta, directions, way)
+    expected = by_hand(model, batches, directions, points)
+    assert evaluate(points) == pytest.approx(expected, rel=1e-9)
+    assert evaluate(points) == pytest.approx(expected, rel=1e-9)  # now from what was remembered
+
+
+class Tied(nn.Module):
+    """The first layer's weight is used again at the end."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 4))
+
+    def forward(self, x):
+        return nn.functional.linear(torch.tanh(nn.functional.linear(x, self.weight)), self.weight.T)
+
+
+def test_a_first_layer_whose_weight_is_used_again_is_evaluated_right():
+    torch.manual_seed(0)
+    model, batches = Tied().double(), [(torch.randn(9, 4).double(), torch.randint(0, 4, (9,)))]
+    objective = ModelObjective(model, batches)
+    theta = objective.parameters
+    directions = [gaussian(theta, seed=1)]
+    points = torch.tensor([[0.5], [1.0], [-2.0]]).double()
+    found = evaluator(objective, theta, directions, Way(known=True))(points)
+    assert found == pytest.approx(by_hand(model, batches, directions, points), rel=1e-10)
+
+
+def test_every_batchnorm_and_relu_of_a_resnet_is_folded():
+    model = build_model("resnet8", classes=3, channels=3, size=8)
+    objective = ModelObjective(model, [(torch.randn(4, 3, 8, 8), torch.tensor([0, 1, 2, 0]))])
+    folded = Folded(objective, objective.parameters, [], [])
+    folded.losses(torch.zeros(1, 0))
+    assert len(folded.norms) == len(folded.left_out) == 7 and len(folded.in_place) == 7
+
+
+class Forked(nn.Module):
+    """What lies between the layers is read twice: before the norm, and before the ReLU."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.BatchNorm1d(4)])
+
+    def forward(self, x):
+        first = self.layers[0](x)
+        second = self.layers[1](first) + first
+        third = self.layers[3](self.layers[2](second))
+        return torch.relu(third) * third + torch.relu(second) + second
+
+
+def test_what_something_else_reads_is_not_folded():
+    torch.manual_seed(0)
+    model = Forked().double()
+    model(torch.randn(50, 4).double())
+    batches = [(torch.randn(9, 4).double(), torch.randint(0, 4, (9,)))]
+    objective = ModelObjective(model, batches)
+    directions = [gaussian(objective.parameters, seed=1)]
+    points = torch.tensor([[0.5], [1.0], [-2.0]]).double()
+    folded = Folded(objective, objective.parameters, list(objective.parameters), directions)
+    found = folded.losses(points)
+    assert len(folded.norms) == 1 and not folded.in_place  # only the second norm
+    assert found == pytest.approx(by_hand(model, batches, directions, points), rel=1e-10)
+
+
+def test_the_fastest_way_is_one_that_is_right(monkeypatch):
+    """Samples that see each other (batch statistics in eval mode) may not be taken apart."""
+    from esam.analysis import points
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6, track_running_stats=False), nn.Linear(6, 3)).double()
+    objective = ModelObjective(model, [(torch.randn(200, 4).double(), torch.randint(0, 3, (200,)))])
+    tried = []
+    monkeypatch.setattr(points, "TRIAL_SHARE", math.inf)
+    monkeypatch.setattr(
+        points, "_timed", lambda evaluate, rows: (1.0 / (1 + len(tried)), tried.append(1) or evaluate(rows))
+    )
+    way = fastest(objective, objective.parameters, random_plane(objective.parameters, seed=0), torch.rand(30, 2))
+    assert way.pieces is None and len(tried) >= 5
+
+
+def test_where_nothing_is_faster_the_plain_loop_stays(monkeypatch):
+    from esam.analysis import points
+
+    objective = ModelObjective(tanh_network(), data())
+    monkeypatch.setattr(points, "_timed", lambda evaluate, rows: (0.01, evaluate(rows)))
+    directions = random_plane(objective.parameters, seed=0)
+    # vmap takes as long for four points: faster
+    assert fastest(objective, objective.parameters, directions, torch.rand(300, 2)) == Way(points=4)
+    monkeypatch.setattr(points, "_ways", lambda *_: iter([Way(known=True), Way(pieces=7)]))
+    assert fastest(objective, objective.parameters, directions, torch.rand(300, 2)) == LOOP
+
+
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_a_way_is_read_back_from_its_name(way):
+    assert Way.named(str(way)) == way
+
+
+# Interrupted and resumed ---------------------------------------------------------------------------------------------
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stop_at(count):
+    def progress(done, _):
+        if done >= count:
+            raise Interrupted
+
+    return progress
+
+
+@pytest.mark.parametrize("way", [LOOP, Way(points=3), Way(pieces=7, known=True), None], ids=str)
+def test_an_interrupted_landscape_goes_on_with_the_same_values(tmp_path, way):
+    model = tanh_network().float()
+    batches = [(x.float(), y) for x, y in data()]
+    objective = ModelObjective(model, batches)
+    theta = objective.parameters
+    groups = [(objective, random_plane(theta, seed=seed)) for seed in (0, 1)]
+    axes = [even_axis(1.0, 5), even_axis(0.5, 5)]
+    path = tmp_path / "deep" / "plane.json"
+    with pytest.raises(Interrupted):
+        landscape(groups, theta, axes, path=path, progress=stop_at(32), way=way)
+    kept = json.loads(path.read_text())
+    assert sum(value is not None for row in kept["losses"] for value in row) >= 32
+    seen = []
+    resumed = landscape(groups, theta, axes, path=path, progress=lambda *p: seen.append(p))
+    assert seen[-1] == (50, 50)
+    before = [value for row in kept["losses"] for value in row]
+    after = resumed.losses.flatten().tolist()
+    assert [(a, b) for a, b in zip(before, after, strict=True) if a is not None and a != b] == []
+    straight = landscape(groups, theta, axes, way=Way.named(resumed.ways[0]))
+    if resumed.ways[0] == resumed.ways[1]:
+        assert torch.equal(straight.losses, resumed.losses)
+
+
+def test_a_finished_landscape_is_read_and_not_evaluated_again(tmp_path):
+    calls = []
+
+    def counted(p):
+        calls.append(1)
+        return saddle(p)
+
+    theta = {"a": float64(1), "b": float64(2)}
+    arguments = {"ts": [0, 1, 2], "path": tmp_path / "line.json"}
+    one = line(counted, theta, {"a": float64(1)}, **arguments)
+    count = len(calls)
+    other = line(counted, theta, {"a": float64(1)}, **arguments)
+    assert torch.equal(one.losses, other.losses)
+    assert len(calls) == count + 2  # that it repeats, and that the data are the same
+
+
+def test_losses_that_are_not_finite_survive_the_file(tmp_path):
+    theta, path = {"w": float64(1)}, tmp_path / "line.json"
+    objective = lambda p: 1 / p["w"].sum() + torch.sqrt(p["w"].sum())  # noqa: E731
+    found = [line(objective, theta, {"w": float64(1)}, ts=[-2, -1, 0], path=path).losses[0].tolist() for _ in range(2)]
+    for values in found:
+        assert math.isnan(values[0]) and values[1:] == [math.inf, 2]
+
+
+@pytest.mark.parametrize("change", ["weights", "direction", "axis", "data"])
+def test_a_file_of_another_landscape_is_refused(tmp_path, change):
+    path, theta, direction, ts, factor = tmp_path / "line.json", float64(1, 2), float64(1, 0), [0, 1], 1.0
+    objective = lambda p: factor * p["w"].square().sum()  # noqa: E731
+    line(objective, {"w": theta}, {"w": direction}, ts=ts, path=path)
+    if change == "weights":
+        theta = float64(2, 1)  # the same loss
+    elif change == "direction":
+        direction = float64(0, 1)
+    elif change == "axis":
+        ts = [0, 2]
+    else:
+        factor = 2.0
+    with pytest.raises(ValueError, match="holds another landscape.*delete it, or choose another file"):
+        line(objective, {"w": theta}, {"w": direction}, ts=ts, path=path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "landscape"}', '{"kind": "landscape", "format": 99}'])
+def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, text):
+    path = tmp_path / "line.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="holds no landscape.*delete it"):
+        line(saddle, {"a": float64(1), "b": float64(2)}, {"a": float64(1)}, ts=[0, 1], path=path)
+    assert path.read_text() == text
+
+
+def test_an_interruption_in_the_middle_of_saving_leaves_the_last_file(tmp_path, monkeypatch):
+    path, theta = tmp_path / "line.json", {"w": float64(1)}
+    objective, direction = (lambda p: p["w"].square().sum()), {"w": float64(1)}
+    monkeypatch.setattr(importlib.import_module("esam.analysis.landscape"), "SAVE_SECONDS", 0)
+    with pytest.raises(Interrupted):
+        line(objective, theta, direction, ts=[0, 1, 2], path=path, progress=stop_at(2))
+    assert json.loads(path.read_text())["losses"] == [[1.0, 4.0, None]]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    ("groups", "axes", "message"),
+    [
+        ([], [[0]], "give at least one group"),
+        ([(saddle, [{"a": float64(1)}])], [[]], "an axis is empty"),
+        ([(saddle, [{"a": float64(1)}])], [[0], [1]], "2 axes need 2 directions, got 1"),
+        ([(saddle, [{"c": float64(1)}])], [[0]], "direction's 'c' does not fit"),
+        ([(saddle, [{"a": float64(1, 2)}])], [[0]], "direction's 'a' does not fit"),
+    ],
+)
+def test_what_does_not_fit_is_refused(groups, axes, message):
+    with pytest.raises(ValueError, match=message):
+        landscape(groups, {"a": float64(1), "b": float64(2)}, axes)

@@ -1,0 +1,220 @@
+"""Is the loss the same each time it is asked, is it the model's own, and is the model left alone?"""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from esam.analysis import (
+    ModelObjective,
+    adaptive_sharpness,
+    ascent_sharpness,
+    gradient_cosines,
+    linearity,
+    losses_along,
+    m_sharpness,
+    plane,
+    random_plane,
+    sam_eps,
+    select,
+    sharpness,
+    spectral_density,
+    top_eigenvalues,
+    trace,
+)
+from esam.analysis.objective import moved, repeats, value_and_gradient
+
+
+class Counting(nn.Module):
+    """Writes into a buffer in every forward pass, in eval mode too."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return x
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.5), Counting(), nn.Linear(8, 3)
+    model = nn.Sequential(*layers).double()
+    model(torch.randn(32, 6).double())  # running statistics that are not the initial ones
+    return model
+
+
+def batches(*sizes):
+    torch.manual_seed(1)
+    return [(torch.randn(n, 6).double(), torch.randint(0, 3, (n,))) for n in sizes]
+
+
+def test_it_is_the_mean_over_all_samples_in_eval_mode_whatever_the_batches():
+    model, data = network(), batches(5, 3)
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    found = ModelObjective(model, data)(dict(model.named_parameters()))
+    own = copy.deepcopy(model).eval()
+    assert found.item() == pytest.approx(F.cross_entropy(own(x), y).item(), rel=1e-13)
+    assert found.item() != pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-3)  # dropout, batch statistics
+
+
+def test_losses_groups_parts_and_subsets_are_those_of_the_samples():
+    model, data = network(), batches(5, 3)
+    objective = ModelObjective(model, data)
+    theta = objective.parameters
+    losses = objective.losses(theta)
+    assert objective(theta).item() == pytest.approx(losses.mean().item(), rel=1e-13)
+    by_part = [part(theta).item() for part in objective.parts()]
+    assert by_part == pytest.approx([losses[:5].mean().item(), losses[5:].mean().item()], rel=1e-13)
+    by_group = [group(theta).item() for group in objective.groups(3)]
+    assert by_group == pytest.approx([losses[i : i + 3].mean().item() for i in (0, 3, 6)], rel=1e-13)
+    rows = torch.tensor([7, 0, 4])
+    assert objective.only(rows)(theta).item() == pytest.approx(losses[rows].mean().item(), rel=1e-13)
+
+
+def test_the_gradient_batch_by_batch_is_that_of_the_whole():
+    model, data = network(), batches(5, 3)
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    loss, gradient = value_and_gradient(ModelObjective(model, data), dict(model.named_parameters()))
+    own = copy.deepcopy(model).eval()
+    whole = F.cross_entropy(own(x), y)
+    whole.backward()
+    assert loss.item() == pytest.approx(whole.item(), rel=1e-13)
+    for name, p in own.named_parameters():
+        assert torch.allclose(gradient[name], p.grad, rtol=1e-11, atol=1e-15), name
+
+
+def every_analysis(model, data):
+    objective = ModelObjective(model, data)
+    theta = dict(model.named_parameters())
+    sharpness(objective, theta, rho=0.1)
+    ascent_sharpness(objective, theta, rho=0.1, steps=3)
+    adaptive_sharpness(objective, theta, rho=0.1)
+    m_sharpness(objective, theta, rho=0.1, m=2)
+    plane(objective, theta, random_plane(theta, seed=0), xs=[-1, 0, 1, 2, 3], ys=[0, 1, 2, 3, 4, 5])
+    top_eigenvalues(objective, theta)
+    trace(objective, theta, vectors=2)
+    spectral_density(objective, theta, lanczos=5, draws=1)
+    linearity(objective, theta, sam_eps(value_and_gradient(objective, theta)[1], 0.1))
+    chosen = select(objective, theta)
+    gradient_cosines(objective, theta, chosen)
+    losses_along(objective, theta, chosen, ts=[0, 1])
+
+
+def test_every_analysis_leaves_parameters_buffers_modes_gradients_and_random_stream_bit_for_bit():
+    model = network()
+    model.train()
+    model[1].eval()
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    model[0].weight.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    pointers = [t.data_ptr() for t in model.state_dict().values()]
+    modes = [m.training for m in model.modules()]
+    data = batches(5, 3)
+    random = torch.get_rng_state()
+    every_analysis(model, data)
+    assert torch.equal(torch.get_rng_state(), random)
+    after = model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert [t.data_ptr() for t in after.values()] == pointers
+    assert [m.training for m in model.modules()] == modes
+    assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
+    assert [p.requires_grad for p in model.parameters()] == [False, True, True, True, True, True]
+
+
+def test_modes_come_back_when_the_loss_raises():
+    model = network()
+    objective = ModelObjective(model, batches(4), lambda outputs, targets: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        objective(objective.parameters)
+    assert model.training and all(m.training for m in model.modules())
+
+
+def random_objectives():
+    model, ((x, y),) = network(), batches(64)
+
+    def dropout(parameters):
+        return F.cross_entropy(torch.func.functional_call(model.train(), dict(parameters), (x,)), y)
+
+    plain = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double().train()
+
+    def shuffled_batchnorm(parameters):
+        rows = torch.randperm(64)
+        halves = [rows[:32], rows[32:]]
+        losses = [
+            F.cross_entropy(torch.func.functional_call(plain, dict(parameters), (x[half],)), y[half]) for half in halves
+        ]
+        return sum(losses) / 2
+
+    def augmented(parameters):
+        noisy = x + 0.1 * torch.randn_like(x)
+        return F.cross_entropy(noisy @ parameters["w"], y)
+
+    return {
+        "dropout": (dropout, dict(model.named_parameters())),
+        "shuffled batchnorm": (shuffled_batchnorm, dict(plain.named_parameters())),
+        "augmented": (augmented, {"w": torch.randn(6, 3).double()}),
+    }
+
+
+ANALYSES = {
+    "sharpness": lambda o, p: sharpness(o, p, rho=0.1),
+    "ascent": lambda o, p: ascent_sharpness(o, p, rho=0.1),
+    "adaptive": lambda o, p: adaptive_sharpness(o, p, rho=0.1),
+    "plane": lambda o, p: plane(o, p, random_plane(p, seed=0), xs=[0, 1], ys=[0, 1]),
+    "eigenvalues": lambda o, p: top_eigenvalues(o, p),
+    "trace": lambda o, p: trace(o, p),
+    "density": lambda o, p: spectral_density(o, p, lanczos=3),
+    "linearity": lambda o, p: linearity(o, p, p),
+}
+
+
+@pytest.mark.parametrize("kind", ["dropout", "shuffled batchnorm", "augmented"])
+@pytest.mark.parametrize("analysis", ANALYSES)
+def test_an_objective_that_answers_differently_twice_is_refused_with_the_reason(kind, analysis):
+    objective, parameters = random_objectives()[kind]
+    with pytest.raises(ValueError, match=r"answered .* and then .*random.*model.eval\(\).*without shuffling"):
+        ANALYSES[analysis](objective, parameters)
+
+
+def test_dropout_that_ignores_eval_mode_is_refused_too():
+    class Always(nn.Module):
+        def forward(self, x):
+            return F.dropout(x, 0.5, training=True)
+
+    objective = ModelObjective(nn.Sequential(nn.Linear(6, 6), Always(), nn.Linear(6, 3)).double(), batches(64))
+    with pytest.raises(ValueError, match="something in it is random"):
+        select(objective, objective.parameters)
+
+
+def test_an_objective_that_is_nan_twice_repeats():
+    assert repeats(lambda p: p["w"].sum() * float("nan"), {"w": torch.ones(1)}) != 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: ModelObjective(m, []), "there are no batches"),
+        (lambda m: ModelObjective(m, batches(4), F.cross_entropy)({}), r'shape \(\) for 4 samples.*reduction="none"'),
+        (lambda m: ModelObjective(m, batches(4)).groups(0), "1 sample or more, got 0"),
+        (lambda m: moved({"a": torch.ones(1)}, {"b": torch.ones(1)}), "names 'b', which is no parameter"),
+        (lambda m: ModelObjective(m, [({"x": 1}, torch.zeros(2))]).groups(1), "the inputs are no tensors"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_a_remedy(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(network())
+
+
+def test_a_data_loader_is_read_once_and_leaves_the_random_stream_alone():
+    x, y = batches(8)[0]
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=3, shuffle=True)
+    model = nn.Linear(6, 3).double()
+    state = torch.get_rng_state()
+    objective = ModelObjective(model, loader)
+    assert objective(objective.parameters) == objective(objective.parameters)
+    assert torch.equal(torch.get_rng_state(), state)

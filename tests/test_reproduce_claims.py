@@ -1,0 +1,142 @@
+"""Do the rules come to the right verdict on results made up for each of them?"""
+
+import pytest
+
+from esam.recipes.paper import ITEMS
+from esam.recipes.paper.claims import (
+    CLAIMS,
+    FAILS,
+    HOLDS,
+    UNTESTED,
+    at_least,
+    best_share,
+    every_batch,
+    faster,
+    fits,
+    flatter,
+    higher_cosine,
+    judged,
+    more_linear,
+    rank_correlation,
+    standard_error,
+    unbiased,
+)
+
+
+def spread(mean, std=None, n=1):
+    return {"mean": mean, "std": std, "n": n, "values": [mean] * n}
+
+
+def accuracies(*pairs):
+    tasks = {f"task {i}": {"ESAM": {"accuracy": a}, "SAM": {"accuracy": b}} for i, (a, b) in enumerate(pairs)}
+    return {"tasks": tasks, "titles": {task: task for task in tasks}}
+
+
+def test_every_claim_is_about_an_item_that_exists():
+    assert {claim.item for claim in CLAIMS} <= set(ITEMS)
+
+
+def test_a_claim_whose_item_was_not_made_is_not_tested():
+    rows = judged({})
+    assert len(rows) == len(CLAIMS) and {row.verdict for row in rows} == {UNTESTED}
+    assert rows[0].measured == "linearity has not been made"
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "verdict"),
+    [
+        (spread(90.0, 1.0, 3), spread(89.0, 1.0, 3), HOLDS),
+        (spread(89.0, 1.0, 3), spread(90.0, 1.0, 3), HOLDS),  # 1 point lower, standard error .82: not contradicted
+        (spread(88.0, 1.0, 3), spread(90.0, 1.0, 3), FAILS),
+        (spread(90.0), spread(89.0), UNTESTED),  # one seed
+        (spread(90.0, 1.0, 3), spread(None), UNTESTED),
+    ],
+)
+def test_at_least_holds_unless_the_mean_is_lower_by_two_standard_errors(mine, theirs, verdict):
+    assert at_least("ESAM", "SAM")(accuracies((mine, theirs)))[1] == verdict
+
+
+def test_at_least_is_judged_over_all_tasks_together():
+    lower, higher = (spread(88.0, 1.0, 3), spread(90.0, 1.0, 3)), (spread(93.0, 1.0, 3), spread(90.0, 1.0, 3))
+    told, verdict = at_least("ESAM", "SAM")(accuracies(lower, higher))
+    assert verdict == HOLDS and told.startswith("+0.50 ± 0.58 points over all: task 0: -2.00 ± 0.82 (n = 3)")
+
+
+@pytest.mark.parametrize(
+    ("interval", "verdict"), [([1.40, 1.45], HOLDS), ([1.10, 1.20], FAILS), ([1.30, 1.45], UNTESTED)]
+)
+def test_speed_is_judged_by_the_whole_interval(interval, verdict):
+    timed = {"a": {"ESAM": {"ratio": sum(interval) / 2, "interval": interval, "n": 15}}}
+    told, found = faster("ESAM", 1.379)({"timed": timed, "titles": {"a": "ResNet-8 for a, CIFAR-10"}})
+    assert found == verdict and told.startswith("ResNet-8, CIFAR-10: ") and "n = 15 steps" in told
+    assert faster("ESAM-SWP", 1.0)({"timed": timed, "titles": {}})[1] == UNTESTED
+
+
+@pytest.mark.parametrize(("best", "n", "verdict"), [(0.6, 3, HOLDS), (0.9, 3, FAILS), (0.6, 1, UNTESTED)])
+def test_the_best_beta_must_lie_in_the_interval_and_one_seed_tells_nothing(best, n, verdict):
+    shares = [0.3, 0.6, 0.9]
+    methods = {f"ESAM-SWP {s:g}": {"accuracy": spread(90 + (s == best), 1.0, n)} for s in shares}
+    values = {"tasks": {"a": methods}, "shares": shares, "titles": {"a": "a"}}
+    assert best_share("ESAM-SWP", 0.5, 0.6)(values)[1] == verdict
+
+
+@pytest.mark.parametrize(("held", "of", "verdict"), [(95, 100, HOLDS), (94, 100, FAILS), (0, 0, UNTESTED)])
+def test_every_batch_means_95_per_cent_of_them(held, of, verdict):
+    values = {"tasks": {"a": {"held": {"x <= y": held}, "batches": of}}}
+    assert every_batch("x <= y")(values) == (f"a: in {held} of {of} batches", verdict)
+
+
+def test_a_claim_about_every_batch_fails_with_one_task():
+    tasks = {"a": {"held": {"x": 10}, "batches": 10}, "b": {"held": {"x": 5}, "batches": 10}}
+    assert every_batch("x")({"tasks": tasks})[1] == FAILS
+
+
+@pytest.mark.parametrize(("plus", "random", "verdict"), [(0.9, 0.7, HOLDS), (0.7, 0.9, FAILS), (0.75, 0.7, UNTESTED)])
+def test_a_higher_cosine_is_told_apart_or_not(plus, random, verdict):
+    overall = {"B+": spread(plus, 0.1, 8), "B_rand": spread(random, 0.1, 8)}
+    assert higher_cosine("B+", "B_rand")({"tasks": {"a": {"overall": overall}}})[1] == verdict
+
+
+@pytest.mark.parametrize(("distance", "verdict"), [(0.05, HOLDS), (0.5, FAILS)])
+def test_the_mean_perturbation_may_be_as_far_as_chance_explains(distance, verdict):
+    one = {"cosine": 0.99, "norm": 1.0, "distance": distance, "expected distance": 0.05, "draws": 200}
+    assert unbiased({"expectation": [one, one]})[1] == verdict
+    assert unbiased({"expectation": []})[1] == UNTESTED
+
+
+@pytest.mark.parametrize(
+    ("zetas", "sam", "verdict"), [((1, 2, 3, 4), 5, HOLDS), ((4, 3, 2, 1), 5, FAILS), ((1, 2, 3, 4), 0.5, FAILS)]
+)
+def test_linearity_must_fall_with_beta_and_below_sam(zetas, sam, verdict):
+    betas = [0.2, 0.4, 0.6, 0.8]
+    zeta = {f"{b:g}": spread(float(z)) for b, z in zip(betas, zetas, strict=True)}
+    values = {"betas": betas, "zeta": {"divided": zeta}, "sam": spread(sam, 0.1, 40)}
+    assert more_linear("divided")(values)[1] == verdict
+    assert more_linear("divided")({**values, "betas": betas[:2]})[1] == UNTESTED
+
+
+@pytest.mark.parametrize(("r_squared", "verdict"), [(0.99, HOLDS), (0.9, FAILS)])
+def test_the_form_of_g_must_explain_the_measurements_in_both_cases(r_squared, verdict):
+    case = {"fit": {"k1": 0.3, "k2": 0.1, "r_squared": 0.99}, "savings": [{}] * 4}
+    other = {**case, "fit": {**case["fit"], "r_squared": r_squared}}
+    assert fits({"serial": case, "crossed": other})[1] == verdict
+
+
+@pytest.mark.parametrize(
+    ("sam", "sgd", "verdict"),
+    [
+        (spread(1.0, 0.1, 3), spread(2.0, 0.1, 3), HOLDS),
+        (spread(2.0, 0.1, 3), spread(1.0, 0.1, 3), FAILS),
+        (spread(1.0, 1.0, 3), spread(1.2, 1.0, 3), UNTESTED),
+        (spread(1.0), spread(2.0), UNTESTED),  # one seed each
+        (spread(None), spread(2.0), UNTESTED),
+    ],
+)
+def test_a_minimum_is_flatter_when_it_is_so_by_two_standard_errors(sam, sgd, verdict):
+    assert flatter("SAM", "trace")({"methods": {"SAM": {"trace": sam}, "SGD": {"trace": sgd}}})[1] == verdict
+
+
+def test_the_parts_of_a_verdict_are_right():
+    assert standard_error(spread(0, 3.0, 9), spread(0, 4.0, 16)) == pytest.approx(2**0.5)
+    assert standard_error(spread(0, None, 1), spread(0, 4.0, 16)) is None
+    assert rank_correlation([0.2, 0.4, 0.6], [3, 2, 1]) == -1
