@@ -59,7 +59,7 @@ def cpu_scale() -> Scale:
     """Small models on a part of the real CIFAR, in one thread; ResNet-18's part is the recipe cifar10-small."""
     cifar = {
         **_on_cifars("ResNet-18", _cpu_resnet),
-        **_on_cifars("WRN-28-10", lambda data: _smaller(_cpu_resnet(data), model="wrn10-1", epochs=30)),
+        **_on_cifars("WRN-28-10", lambda data: _smaller(_cpu_resnet(data), model="wrn10-1", epochs=25)),
         **_on_cifars("PyramidNet-110", lambda data: _smaller(_cpu_resnet(data), model="pyramidnet8", epochs=16)),
     }
     imagenet = {(name, "ImageNet"): _cpu_imagenet(model) for name, model in
@@ -160,14 +160,14 @@ def _cpu_resnet(data: str) -> Comparison:
 
 
 def _cpu_imagenet(model: str) -> Comparison:
-    """5,000 images of CIFAR-100, 10 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
+    """5,000 images of CIFAR-100, 8 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
     config = Config(
         data=HUB["CIFAR-100"],
         model=model,
         train_size=5_000,
-        epochs=10,
+        epochs=8,
         batch_size=128,
-        evaluate_every=5,
+        evaluate_every=4,
         augment="inception",
         rho=0.05,
         gamma=0.7,
@@ -180,14 +180,14 @@ def _cpu_imagenet(model: str) -> Comparison:
 
 
 def _cpu_vit() -> Comparison:
-    """ViT-tiny, 1,000 images of CIFAR-10, 8 epochs, batch 64, AdamW, beta .5, gamma .7."""
+    """ViT-tiny, 1,000 images of CIFAR-10, 6 epochs, batch 64, AdamW, beta .5, gamma .7."""
     config = Config(
         data=HUB["CIFAR-10"],
         model="vit-tiny",
         train_size=1_000,
-        epochs=8,
+        epochs=6,
         batch_size=64,
-        evaluate_every=8,
+        evaluate_every=6,
         optimizer="adamw",
         lr=1e-3,
         weight_decay=0.05,
