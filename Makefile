@@ -32,6 +32,7 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[test]"
+	$(BIN)/pip uninstall --quiet --yes torchvision  # curvlinops' backpack asks for it and uses none of it; no CPU build
 	touch $@
 
 clean:
