@@ -249,7 +249,12 @@ def twins_of(name, seeds):
 
 @pytest.mark.parametrize(
     ("name", "scenario", "seeds"),
-    [("sam", "whole", (3, 3)), ("asam", "whole", (3, 3)), ("esam", "whole", (3, 3)), ("esam", "unlike seeds", (3, 4))],
+    [
+        ("sam", "whole", (3, 3)),
+        ("asam", "whole", (3, 3)),
+        ("esam-paper", "whole", (3, 3)),
+        ("esam-paper", "unlike seeds", (3, 4)),
+    ],
 )
 def test_each_rank_perturbs_by_its_own_gradient_and_the_second_gradients_are_averaged(ranks, name, scenario, seeds):
     for trained, expected in zip(ranks[0][name, scenario]["weights"], by_hand(twins_of(name, seeds)), strict=True):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import fidelity
 import pytest
+import speed
 import toy_mlp
 
 from esam.bench.steps import steps_markdown
@@ -25,6 +26,11 @@ def record(name):
 @pytest.mark.parametrize("model", ["resnet18", "vit-tiny"])
 def test_the_times_of_a_step(model):
     assert steps_markdown(record(f"speed/{model}.json")) in SPEED
+
+
+def test_the_headline():
+    results = {title: record(f"speed/{name}.json") for title, name in (("ResNet-18", "resnet18"), ("ViT", "vit-tiny"))}
+    assert speed.headline(results) in SPEED
 
 
 def test_the_papers_toy():
