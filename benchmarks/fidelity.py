@@ -17,6 +17,7 @@ from statistics import fmean
 import torch
 import torch.nn.functional as F
 
+from esam.files import write_atomically
 from esam.optim.ascent import l2_ascent
 from esam.optim.batch import Piece
 from esam.optim.head import HeadWatch
@@ -28,7 +29,7 @@ from esam.optim.workarounds import GraphFaults
 from esam.train import Config, cosine, fit
 from esam.train.data import load_data
 from esam.train.models import fastest_memory_format
-from esam.train.record import environment, write_atomically
+from esam.train.record import environment
 from esam.train.runs import batches_of, build_optimizer, prepared_model
 
 EPOCHS = (1, 3, 6, 12, 20)

@@ -17,7 +17,7 @@ from esam.bench.config import Bench
 from esam.bench.contenders import CONTENDERS
 from esam.bench.memory import peak_memory
 from esam.bench.steps import bench_steps, steps_table
-from esam.train.record import write_atomically
+from esam.files import write_atomically
 
 TIMED = ("sgd", "sam", "esam", "esam-exact", "esam-one-forward", "esam-paper", "esam-independent", "esam-swp",
          "esam-swp-independent", "esam-sds", "pytorch_optimizer")  # fmt: skip

@@ -17,7 +17,8 @@ from torch import nn
 
 from esam import ESAM, SAM
 from esam.bench.contenders import EvenSuffix
-from esam.train.record import environment, write_atomically
+from esam.files import write_atomically
+from esam.train.record import environment
 
 LAYERS = (50, 75, 100, 125)
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
