@@ -192,3 +192,13 @@ def test_what_cannot_be_measured_or_fitted_is_refused():
         measure_savings(CASES["serial"], layers=[1], betas=[0])
     with pytest.raises(ValueError, match="two measurements or more"):
         fit_savings([Saving(1, 0.5, 0.1, 0, 1), Saving(1, 1.0, 0.0, 0, 1)])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_signals_and_gradients_neither_fade_nor_burst_in_a_deep_network(case):
+    torch.manual_seed(0)
+    network = CASES[case](125, 64)
+    network(torch.randn(32, 64)).square().mean().backward()
+    sizes = [float(p.grad.norm()) for p in network.parameters()]
+    assert min(sizes) > 1e-4
+    assert max(sizes) < 1e4

@@ -45,12 +45,22 @@ class Fit:
     r_squared: float
 
 
+def _unit(width: int, inputs: int) -> nn.Linear:
+    """Return one of the layer's ``inputs`` maps, scaled so that signals keep their size however deep the network is.
+
+    By torch's own initial weights they fade into numbers that a CPU is slow with, and then to zero.
+    """
+    unit = nn.Linear(width, width, bias=False)
+    nn.init.normal_(unit.weight, std=(2 / width / inputs) ** 0.5)
+    return unit
+
+
 class Serial(nn.Module):
     """One unit a layer, each layer connected to the next: the appendix's case K = 1."""
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.layers = nn.ModuleList(_unit(width, inputs=1) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width) to the same shape."""
@@ -67,8 +77,8 @@ class Crossed(nn.Module):
 
     def __init__(self, layers: int, width: int) -> None:
         super().__init__()
-        self.near = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
-        self.far = nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(layers))
+        self.near = nn.ModuleList(_unit(width, inputs=2) for _ in range(layers))
+        self.far = nn.ModuleList(_unit(width, inputs=2) for _ in range(layers))
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width) to the same shape."""
