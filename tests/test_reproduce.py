@@ -1,6 +1,7 @@
 """Is every item of the paper made end to end, each run once, also after an interruption, and are its words true?"""
 
 import dataclasses
+import inspect
 import json
 import re
 
@@ -8,11 +9,12 @@ import pytest
 import torch
 from tiny_scale import CONFIG, comparison, here, tiny_scale
 
+from esam import ESAM
 from esam.cli import main
 from esam.compare import Launcher, plan
 from esam.recipes.cifar import cifar10_small
 from esam.recipes.paper import ITEMS, MAKING_ORDER, SCALES
-from esam.recipes.paper.common import DEFAULT, rows_of
+from esam.recipes.paper.common import DEFAULT, DEFAULT_FORM, rows_of
 from esam.report.sheets import Sheet, as_html, as_markdown, as_text
 from esam.reproduce import make as making
 from esam.reproduce import worker
@@ -252,13 +254,13 @@ def test_the_study_shares_the_ablations_run_at_the_default_beta_and_gamma(tmp_pa
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_esam_is_the_papers_form_and_the_default_leaves_both_choices_open(scale):
+def test_esam_is_the_papers_form_and_the_default_is_written_out(scale):
     for item in ITEMS.values():
         needs = item.needs(SCALES[scale]())
         for row in (*needs.rows, *needs.weights, *needs.observed):
             for config in configs([row]):
                 if row.label == DEFAULT:
-                    assert (config.ranking, config.choose) == (None, None)
+                    assert {"ranking": config.ranking, "choose": config.choose} == DEFAULT_FORM
                 elif config.method == "esam":
                     assert (config.ranking, config.choose) == ("exact", "independent"), (item.name, row.label)
 
@@ -435,3 +437,8 @@ def test_a_sheet_turns_numbers_right_and_words_left_and_escapes():
     assert as_markdown(sheet).splitlines()[1:3] == ["| --- | ---: | --- |", "| a | 1 | <b>\\| |"]
     html = as_html(sheet)
     assert "T &amp; U" in html and "<b>" not in html and html.count('class="long"') == 1
+
+
+def test_the_row_of_the_default_is_the_default():
+    taken = inspect.signature(ESAM).parameters
+    assert {name: taken[name].default for name in DEFAULT_FORM} == DEFAULT_FORM

@@ -17,6 +17,8 @@ from esam.train.record import RunRecord
 
 LABELS = {"sgd": "SGD", "sam": "SAM", "esam": "ESAM", "esam-swp": "ESAM-SWP", "esam-sds": "ESAM-SDS"}
 DEFAULT = "ESAM (default)"
+DEFAULT_FORM = {"ranking": "random", "choose": "suffix"}
+"""What ESAM takes by itself, written out: a record must still say what it is of when the default changes."""
 ABSENT = "–"
 THREE = ("sgd", "sam", "esam")
 FIVE = ("sgd", "sam", "esam-swp", "esam-sds", "esam")
@@ -43,8 +45,7 @@ def rows_of(task: Task, comparison: Comparison, methods: Sequence[str], *, defau
     """Return one row a method; with ``default``, one more for ESAM as this package has it by default."""
     rows = [Row(words(task), _label(method, comparison), _alone(comparison, method)) for method in methods]
     if default:
-        config = dataclasses.replace(comparison.config, ranking=None, choose=None)
-        rows.append(Row(words(task), DEFAULT, _alone(dataclasses.replace(comparison, config=config), "esam")))
+        rows.append(Row(words(task), DEFAULT, _alone(with_settings(comparison, **DEFAULT_FORM), "esam")))
     return tuple(rows)
 
 
