@@ -3,7 +3,7 @@
     python benchmarks/speed.py resnet18 [--rounds 20] [--out results/speed]
     python benchmarks/speed.py vit-tiny
 
-Needs pytorch_optimizer for its SAM (pip install pytorch_optimizer).
+Needs pytorch_optimizer for its SAM (the extra bench).
 """
 
 import argparse

@@ -33,6 +33,17 @@ def test_the_headline():
     assert speed.headline(results) in SPEED
 
 
+def test_the_readmes_sentence_on_speed():
+    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
+    of_sam, of_sgd = ([t["esam"][f"time / {other}"]["of totals"] for t in times] for other in ("sam", "sgd"))
+    released = [1 / t["esam, as released"]["time / sam"]["of totals"] for t in times]
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert f"takes {of_sam[0]:.2f} of SAM's time and {of_sgd[0]:.2f} of SGD's on ResNet-18" in said
+    assert f"{of_sam[1]:.2f} and {of_sgd[1]:.2f} on a small ViT" in said
+    assert f"{1 / of_sam[0]:.2f} and {1 / of_sam[1]:.2f} times SAM's speed" in said
+    assert f"in the same run: {released[0]:.2f} and {released[1]:.2f} times" in said
+
+
 def test_the_papers_toy():
     assert toy_mlp.markdown(record("toy_mlp.json")) in SPEED
 

@@ -232,9 +232,9 @@ def test_a_suffix_lets_backward_stop_early():
     assert 1.2 < sum(counts[1:]) / 39 < 3.6  # 0.3 of 6 layers is 1.8, and the last is always there
 
 
-def first_pass_of_a_run(model, x, picks, **settings):
+def first_pass_of_a_run(model, x, picks):
     """Return the elements that a first pass saves for its backward, the second time that these tensors are drawn."""
-    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, gamma=1, beta=0.5, seed=0, **settings)
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, gamma=1, beta=0.5, seed=0)
     saved = []
 
     def closure(keep):

@@ -85,7 +85,7 @@ def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[]
     try:
         from pytorch_optimizer import SAM as TheirSAM
     except ImportError as error:
-        raise ValueError("pytorch_optimizer is not installed; run: pip install pytorch_optimizer") from error
+        raise ValueError("pytorch_optimizer is not installed; run: pip install torch-esam[bench]") from error
     optimizer = TheirSAM(
         model.parameters(), base_optimizer=torch.optim.SGD, rho=0.05, lr=1e-3, momentum=0.9, weight_decay=5e-4
     )

@@ -13,7 +13,7 @@ from esam.reproduce.scale import Scale
 from esam.reproduce.store import Found
 
 from .common import mean_over, slug, spread, told
-from .inside import batches_seen, observed_needs
+from .inside import SET_COLOURS, batches_seen, observed_needs, with_gaps
 
 SETS = {"B+": "plus", "B-": "minus", "B_rand": "random"}
 
@@ -62,15 +62,11 @@ def draw(measured: Values, path: Path) -> list[Path]:
     from esam.analysis.plot import Curve, curves
 
     written = []
-    colours = {"B+": "#c4273a", "B-": "#2b87e8", "B_rand": "#66707d"}
     for task, own in measured["tasks"].items():
-        drawn = {
-            name: Curve(own["epochs"], [float("nan") if value is None else value for value in values])
-            for name, values in own["series"].items()
-        }
+        drawn = {name: Curve(own["epochs"], with_gaps(values)) for name, values in own["series"].items()}
         where = path.with_name(f"{path.name}-{slug(task)}")
         label = "cosine to the gradient of B"
-        written += curves(where, drawn, x_label="epoch", y_label=label, title=task, colours=colours)
+        written += curves(where, drawn, x_label="epoch", y_label=label, title=task, colours=SET_COLOURS)
     return written
 
 

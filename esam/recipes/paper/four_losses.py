@@ -14,7 +14,7 @@ from esam.reproduce.scale import Scale
 from esam.reproduce.store import Found
 
 from .common import mean_over, slug
-from .inside import batches_seen, observed_needs
+from .inside import SET_COLOURS, batches_seen, observed_needs, with_gaps
 
 SERIES = {
     "B+ at theta + eps": ("plus", "perturbed_loss"),
@@ -85,20 +85,15 @@ def draw(measured: Values, path: Path) -> list[Path]:
     from esam.analysis.plot import Curve, curves
 
     written = []
-    colours = {"B+ at theta + eps": "#c4273a", "B+ at theta": "#c4273a"}
-    colours |= {"B- at theta + eps": "#2b87e8", "B- at theta": "#2b87e8"}
+    colours = {name: SET_COLOURS[name.split()[0]] for name in SERIES}
     for task, own in measured["tasks"].items():
         drawn = {
-            name: Curve(own["epochs"], _numbers(values), dash="-" if "eps" in name else "--")
+            name: Curve(own["epochs"], with_gaps(values), dash="-" if "eps" in name else "--")
             for name, values in own["series"].items()
         }
         where = path.with_name(f"{path.name}-{slug(task)}")
         written += curves(where, drawn, x_label="epoch", y_label="mean loss", title=task, colours=colours)
     return written
-
-
-def _numbers(values: list[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
 
 
 ITEM = Item(

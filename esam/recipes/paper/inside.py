@@ -12,6 +12,9 @@ from esam.reproduce.store import Found
 
 from .common import rows_of
 
+SET_COLOURS = {"B+": "#c4273a", "B-": "#2b87e8", "B": "#66707d", "B_rand": "#66707d"}
+"""One colour for a set of samples in every figure."""
+
 
 def observed_needs(scale: Scale, tasks: Sequence[Task]) -> Needs:
     """Return the runs of ESAM that are looked into, with the forward passes that looking takes."""
@@ -39,3 +42,8 @@ def batches_seen(found: Found, row: Row, kind: str) -> Iterator[tuple[int, Any]]
         for epoch, values in seen.items():
             for one in values[kind]:
                 yield epoch, one
+
+
+def with_gaps(values: Sequence[float | None]) -> list[float]:
+    """Return numbers to draw; a curve is interrupted where there is none."""
+    return [float("nan") if value is None else value for value in values]

@@ -13,7 +13,7 @@ from esam.reproduce.scale import Scale
 from esam.reproduce.store import Found
 
 from .common import mean_over
-from .inside import batches_seen, observed_needs
+from .inside import SET_COLOURS, batches_seen, observed_needs, with_gaps
 
 NAMES = {"plus": "B+", "all": "B", "minus": "B-"}
 
@@ -77,14 +77,10 @@ def draw(measured: Values, path: Path) -> list[Path]:
     """Draw the three losses along eps."""
     from esam.analysis.plot import Curve, curves
 
-    colours = {"B+": "#c4273a", "B": "#66707d", "B-": "#2b87e8"}
-    drawn = {
-        name: Curve(measured["ts"], [float("nan") if v is None else v for v in measured["curves"][which]])
-        for which, name in NAMES.items()
-    }
+    drawn = {name: Curve(measured["ts"], with_gaps(measured["curves"][which])) for which, name in NAMES.items()}
     title = f"{measured['task']}, epoch {measured['epoch']}"
     label = "t, where theta + t eps: 0 is theta, 1 is theta + eps"
-    return curves(path, drawn, x_label=label, y_label="mean loss", title=title, colours=colours)
+    return curves(path, drawn, x_label=label, y_label="mean loss", title=title, colours=SET_COLOURS)
 
 
 ITEM = Item(

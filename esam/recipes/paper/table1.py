@@ -5,15 +5,11 @@ Paper: 3 seeds each, 200 or 300 epochs. CPU scale: ResNet-8, WRN-10-1 and Pyrami
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from esam.report.sheets import Sheet
-from esam.reproduce.item import Item, Needs, Values
+from esam.reproduce.item import Needs
 from esam.reproduce.scale import Scale, Task
-from esam.reproduce.store import Found
 
-from .common import THREE, Printed, accuracy_sheet, draw_bars, printed_json, rows_of
-from .timing import table_values
+from .common import THREE, Printed, rows_of
+from .tables import table_item
 
 PAPER: dict[Task, dict[str, Printed]] = {
     ("ResNet-18", "CIFAR-10"): {
@@ -59,30 +55,13 @@ def needs(scale: Scale) -> Needs:
     return Needs(rows=tuple(rows))
 
 
-def analyse(found: Found) -> Values:
-    """Return accuracy and speed by task and method."""
-    return table_values(found)
-
-
-def sheets(measured: Values) -> list[Sheet]:
-    """Return the table, the paper's numbers beside ours."""
-    return [accuracy_sheet("Accuracy and training speed on CIFAR", measured, ITEM.paper)]
-
-
-def draw(measured: Values, path: Path) -> list[Path]:
-    """Draw accuracy and speed as bars."""
-    return draw_bars(measured, path)
-
-
-ITEM = Item(
-    name="table1",
-    number="Table 1",
-    title="CIFAR-10 and CIFAR-100 by SGD, SAM and ESAM",
+ITEM = table_item(
+    "table1",
+    "Table 1",
+    "CIFAR-10 and CIFAR-100 by SGD, SAM and ESAM",
+    heading="Accuracy and training speed on CIFAR",
     needs=needs,
-    analyse=analyse,
-    sheets=sheets,
-    draw=draw,
-    paper=printed_json(PAPER),
+    paper=PAPER,
     notes=(
         "The paper reports the best accuracy over epochs; ours is the last, with the best beside it. Speed is of "
         "processor time where a run had one CPU thread, and its ratio to SAM's is taken seed by seed.",

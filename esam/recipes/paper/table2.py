@@ -5,15 +5,11 @@ Paper: one run each, 90 epochs, batch 512, m = 128. CPU scale: ResNet-14 and Res
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from esam.report.sheets import Sheet
-from esam.reproduce.item import Item, Needs, Values
+from esam.reproduce.item import Needs
 from esam.reproduce.scale import Scale, Task
-from esam.reproduce.store import Found
 
-from .common import THREE, Printed, accuracy_sheet, draw_bars, printed_json, rows_of
-from .timing import table_values
+from .common import THREE, Printed, rows_of
+from .tables import table_item
 
 PAPER: dict[Task, dict[str, Printed]] = {
     ("ResNet-50", "ImageNet"): {
@@ -34,30 +30,13 @@ def needs(scale: Scale) -> Needs:
     return Needs(rows=tuple(row for task, one in scale.imagenet.items() for row in rows_of(task, one, THREE)))
 
 
-def analyse(found: Found) -> Values:
-    """Return accuracy and speed by task and method."""
-    return table_values(found)
-
-
-def sheets(measured: Values) -> list[Sheet]:
-    """Return the table, the paper's numbers beside ours."""
-    return [accuracy_sheet("Accuracy and training speed on ImageNet", measured, ITEM.paper)]
-
-
-def draw(measured: Values, path: Path) -> list[Path]:
-    """Draw accuracy and speed as bars."""
-    return draw_bars(measured, path)
-
-
-ITEM = Item(
-    name="table2",
-    number="Table 2",
-    title="ImageNet by SGD, SAM and ESAM, m-sharpness",
+ITEM = table_item(
+    "table2",
+    "Table 2",
+    "ImageNet by SGD, SAM and ESAM, m-sharpness",
+    heading="Accuracy and training speed on ImageNet",
     needs=needs,
-    analyse=analyse,
-    sheets=sheets,
-    draw=draw,
-    paper=printed_json(PAPER),
+    paper=PAPER,
     notes=(
         "The paper takes its accuracies of SGD and SAM from another paper. At the CPU scale ResNet-14 and ResNet-20 on "
         "a part of CIFAR-100 stand for ResNet-50 and ResNet-101 on ImageNet, with m = 32 in batches of 128.",

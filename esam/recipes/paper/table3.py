@@ -5,15 +5,11 @@ Paper: the runs of Table 1 and ESAM-SWP (gamma 1) and ESAM-SDS (beta 1) beside t
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from esam.report.sheets import Sheet
-from esam.reproduce.item import Item, Needs, Values
+from esam.reproduce.item import Needs
 from esam.reproduce.scale import Scale, Task
-from esam.reproduce.store import Found
 
-from .common import FIVE, Printed, accuracy_sheet, draw_bars, printed_json, rows_of
-from .timing import table_values
+from .common import FIVE, Printed, rows_of
+from .tables import table_item
 
 PAPER: dict[Task, dict[str, Printed]] = {
     ("ResNet-18", "CIFAR-10"): {
@@ -53,29 +49,12 @@ def needs(scale: Scale) -> Needs:
     return Needs(rows=tuple(row for task in tasks for row in rows_of(task, scale.cifar[task], FIVE)))
 
 
-def analyse(found: Found) -> Values:
-    """Return accuracy and speed by task and method."""
-    return table_values(found)
-
-
-def sheets(measured: Values) -> list[Sheet]:
-    """Return the table, the paper's numbers beside ours."""
-    return [accuracy_sheet("What SWP and SDS add", measured, ITEM.paper)]
-
-
-def draw(measured: Values, path: Path) -> list[Path]:
-    """Draw accuracy and speed as bars."""
-    return draw_bars(measured, path)
-
-
-ITEM = Item(
-    name="table3",
-    number="Table 3",
-    title="Ablation: SAM with SWP, with SDS, with both",
+ITEM = table_item(
+    "table3",
+    "Table 3",
+    "Ablation: SAM with SWP, with SDS, with both",
+    heading="What SWP and SDS add",
     needs=needs,
-    analyse=analyse,
-    sheets=sheets,
-    draw=draw,
-    paper=printed_json(PAPER),
+    paper=PAPER,
     notes=("The paper's Tables 1 and 3 differ in three numbers of the same runs; each is quoted as it is printed.",),
 )

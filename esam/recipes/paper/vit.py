@@ -5,15 +5,11 @@ Paper: one run each, beta .5, gamma .7. CPU scale: ViT-tiny on 1,000 images of C
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from esam.report.sheets import Sheet
-from esam.reproduce.item import Item, Needs, Values
+from esam.reproduce.item import Needs
 from esam.reproduce.scale import Scale, Task
-from esam.reproduce.store import Found
 
-from .common import FIVE, Printed, accuracy_sheet, draw_bars, printed_json, rows_of
-from .timing import table_values
+from .common import FIVE, Printed, rows_of
+from .tables import table_item
 
 PAPER: dict[Task, dict[str, Printed]] = {
     ("ViT-S/16", "ImageNet"): {
@@ -31,30 +27,13 @@ def needs(scale: Scale) -> Needs:
     return Needs(rows=tuple(row for task, one in scale.vit.items() for row in rows_of(task, one, FIVE)))
 
 
-def analyse(found: Found) -> Values:
-    """Return accuracy and speed by task and method."""
-    return table_values(found)
-
-
-def sheets(measured: Values) -> list[Sheet]:
-    """Return the table, the paper's numbers beside ours."""
-    return [accuracy_sheet("Accuracy and training speed of a vision transformer", measured, ITEM.paper)]
-
-
-def draw(measured: Values, path: Path) -> list[Path]:
-    """Draw accuracy and speed as bars."""
-    return draw_bars(measured, path)
-
-
-ITEM = Item(
-    name="vit",
-    number="Table of A.7",
-    title="ViT-S/16 on ImageNet",
+ITEM = table_item(
+    "vit",
+    "Table of A.7",
+    "ViT-S/16 on ImageNet",
+    heading="Accuracy and training speed of a vision transformer",
     needs=needs,
-    analyse=analyse,
-    sheets=sheets,
-    draw=draw,
-    paper=printed_json(PAPER),
+    paper=PAPER,
     notes=(
         "The paper's row SGD does not tell its base optimizer, learning rate or weight decay; ours is AdamW. At the "
         "CPU scale ViT-tiny on a part of CIFAR-10 stands for ViT-S/16 on ImageNet.",
