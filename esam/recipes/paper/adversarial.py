@@ -1,6 +1,6 @@
 """Adversarial landscapes: the axes are the gradients of two halves of the training images, made orthogonal.
 
-Paper: ResNet-18 on CIFAR-10. CPU scale: ResNet-8 on CIFAR-10, 21 x 21 points, 2 divisions into halves, 1,000 images.
+Paper: ResNet-18 on CIFAR-10. CPU scale: ResNet-8 on CIFAR-10, 21 x 21 points, 2 divisions into halves, 500 images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Loss landscapes around the minima of SGD, SAM and ESAM: two random directions, filter-normalised.
 
 Paper: ResNet-50 on ImageNet, 100 x 100 points, 10 pairs of directions. CPU scale: ResNet-8 on CIFAR-10, 21 x 21 x 3,
-1,000 training images; and the Hessian's largest eigenvalue and trace for every seed.
+500 training images; and the Hessian's largest eigenvalue and trace for every seed.
 """
 
 from __future__ import annotations

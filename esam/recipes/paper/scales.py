@@ -59,8 +59,8 @@ def cpu_scale() -> Scale:
     """Small models on a part of the real CIFAR, in one thread; ResNet-18's part is the recipe cifar10-small."""
     cifar = {
         **_on_cifars("ResNet-18", _cpu_resnet),
-        **_on_cifars("WRN-28-10", lambda data: _smaller(_cpu_resnet(data), model="wrn10-1", epochs=25)),
-        **_on_cifars("PyramidNet-110", lambda data: _smaller(_cpu_resnet(data), model="pyramidnet8", epochs=16)),
+        **_on_cifars("WRN-28-10", lambda data: _shorter(_cpu_resnet(data), 12, model="wrn10-1")),
+        **_on_cifars("PyramidNet-110", lambda data: _shorter(_cpu_resnet(data), 8, model="pyramidnet8")),
     }
     imagenet = {(name, "ImageNet"): _cpu_imagenet(model) for name, model in
                 (("ResNet-50", "resnet14"), ("ResNet-101", "resnet20"))}  # fmt: skip
@@ -77,12 +77,12 @@ def cpu_scale() -> Scale:
         observed=tuple(task for task in cifar if task[0] != "PyramidNet-110"),
         look=Look(4, 4, 64, gamma=0.5, rho=0.05, betas=BETAS, draws=3, ts=TS, mean_draws=200),
         landscape=(("ResNet-18", "CIFAR-10"), resnet18),
-        random_plane=Grid(points=21, groups=3, reach=1.0, images=1_000),
+        random_plane=Grid(points=21, groups=3, reach=1.0, images=500),
         adversarial=(("ResNet-18", "CIFAR-10"), resnet18),
-        adversarial_plane=Grid(points=21, groups=2, reach=0.5, images=1_000),
+        adversarial_plane=Grid(points=21, groups=2, reach=0.5, images=500),
         vectors=20,
-        savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=256, batch=128, draws=10),
-        search=_search(_smaller(resnet18, epochs=6, evaluate_every=6)),
+        savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=256, batch=128, draws=60),
+        search=_search(_shorter(resnet18, 6)),
         rounds=15,
     )
 
@@ -160,14 +160,14 @@ def _cpu_resnet(data: str) -> Comparison:
 
 
 def _cpu_imagenet(model: str) -> Comparison:
-    """5,000 images of CIFAR-100, 8 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
+    """5,000 images of CIFAR-100, 6 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
     config = Config(
         data=HUB["CIFAR-100"],
         model=model,
         train_size=5_000,
-        epochs=8,
+        epochs=6,
         batch_size=128,
-        evaluate_every=4,
+        evaluate_every=6,
         augment="inception",
         rho=0.05,
         gamma=0.7,
@@ -210,6 +210,10 @@ def _search(start: Comparison) -> Search:
 
 def _on_cifars(model: str, recipe: Callable[[str], Comparison]) -> dict[Task, Comparison]:
     return {(model, data): recipe(HUB[data]) for data in CIFARS}
+
+
+def _shorter(comparison: Comparison, epochs: int, **changes: object) -> Comparison:
+    return _smaller(comparison, epochs=epochs, evaluate_every=epochs, **changes)
 
 
 def _smaller(comparison: Comparison, **changes: object) -> Comparison:
