@@ -41,12 +41,14 @@ WORDS = {"serial": "one unit a layer", "crossed": "two units a layer, cross conn
 
 def needs(scale: Scale) -> Needs:
     """Return the operations of the timed passes; no run is trained."""
+    from esam.analysis.cost import REPEATS
+
     sizes = scale.savings
     layer = 3 * 2 * sizes.width**2 * sizes.batch
     units = sum(sizes.serial) + 2 * sum(sizes.crossed)
     words = f"{sizes.serial} and {sizes.crossed} layers of {sizes.width:,} units, {sizes.draws} draws"
     return Needs(
-        flops=float(units * layer * sizes.draws * (1 + len(sizes.betas))),
+        flops=float(units * layer * REPEATS * sizes.draws * (1 + len(sizes.betas))),
         sizes={"MLPs": f"{words}, timed on one CPU thread"},
     )
 
