@@ -38,12 +38,12 @@ def measure() -> dict[str, object]:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch_alone, with_esam = ["-c", "import torch"], ["-c", "import esam; esam.ESAM"]
     for arguments in (
-        ["-m", "esam.cli", "--help"],
+        ["-m", "esam", "--help"],
         torch_alone,
         with_esam,
     ):  # the files into memory, the bytecode on disk
         cpu_seconds(*arguments)
-    helps = [cpu_seconds("-m", "esam.cli", "--help") for _ in range(HELPS)]
+    helps = [cpu_seconds("-m", "esam", "--help") for _ in range(HELPS)]
     differences = [1e3 * (cpu_seconds(*with_esam) - cpu_seconds(*torch_alone)) for _ in range(PAIRS)]
     inside = [
         float(subprocess.run([sys.executable, "-c", CLOCKED], check=True, capture_output=True, text=True).stdout)

@@ -163,7 +163,7 @@ def test_an_interrupted_training_says_how_to_go_on_and_goes_on(esam, tmp_path, m
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esam.cli._print_epoch", interrupted)
+        patch.setattr("esam.cli.train._print_epoch", interrupted)
         code, _, err = esam(*words)
     assert code == 130 and err == "esam: interrupted; the same command goes on where it was\n"
     code, _, _ = esam(*words)
@@ -198,7 +198,7 @@ def compared(tmp_path_factory):
     """A tiny comparison in a process of its own, as a user starts it."""
     folder = tmp_path_factory.mktemp("compared")
     words = [*TINY, "--methods", "sgd", "sam", "--seeds", "0", "--set", "sam.rho=0.1", "--jobs", "2", "--out", folder]
-    command = [sys.executable, "-m", "esam.cli", "compare", *map(str, words)]
+    command = [sys.executable, "-m", "esam", "compare", *map(str, words)]
     return folder, subprocess.run(command, capture_output=True, text=True)
 
 

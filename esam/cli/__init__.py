@@ -1,0 +1,63 @@
+"""The command line: parsing and printing only, a file for each command, read when it is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+from esam.train.names import did_you_mean
+
+USAGE = """\
+usage: esam COMMAND [OPTIONS]
+
+Sharpness-aware training for PyTorch at ESAM's price.
+
+commands:
+  compare [RECIPE]  train by several methods and seeds, alike in all else; table and report
+  train [RECIPE]    one run, with checkpoints and a record
+  analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
+  reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
+  bench step        what a step of each method costs: time, passes, memory
+  report FOLDER     the records below a folder as one HTML page
+  models            the models that can be named
+  recipes           the experiments that can be named
+
+`esam COMMAND --help` lists a command's options.
+"""
+COMMANDS = {
+    "compare": "compare",
+    "train": "train",
+    "analyze": "analyze",
+    "reproduce": "reproduce",
+    "bench": "bench",
+    "report": "report",
+    "models": "listing",
+    "recipes": "listing",
+}
+"""The file that holds a command's function."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    command = arguments.pop(0) if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if command in ("-V", "--version"):
+        import esam
+
+        print(esam.__version__)
+        return 0
+    try:
+        if command not in COMMANDS:
+            raise ValueError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help")
+        module = import_module(f"{__name__}.{COMMANDS[command]}")
+        getattr(module, command)(arguments)
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"esam: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("esam: interrupted; the same command goes on where it was", file=sys.stderr)
+        return 130
+    return 0

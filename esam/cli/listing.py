@@ -1,0 +1,35 @@
+"""``esam models`` and ``esam recipes``: what can be named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .parsing import parse
+
+
+@dataclass(frozen=True)
+class ModelsOptions:
+    """The models that --model can name, with their sizes."""
+
+
+@dataclass(frozen=True)
+class RecipesOptions:
+    """The recipes that `esam compare` and `esam train` can name."""
+
+
+def models(arguments: list[str]) -> None:
+    """``esam models``: what can be named."""
+    parse("models", ModelsOptions, arguments)
+    from esam.train.models import MODELS
+
+    for name, model in MODELS.items():
+        print(f"{name:14} {model.parameters:>11,} parameters  {model.summary}")
+
+
+def recipes(arguments: list[str]) -> None:
+    """``esam recipes``: what can be named."""
+    parse("recipes", RecipesOptions, arguments)
+    from esam.recipes import RECIPES
+
+    for name, recipe in RECIPES.items():
+        print(f"{name:20} {(recipe.__doc__ or '').splitlines()[0]}")

@@ -1,0 +1,28 @@
+"""``esam report``: the records below a folder as one page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from .parsing import parse
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """The records below a folder as one self-contained HTML page."""
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    out: Path | None = None
+    """Where to write the page; FOLDER/report.html if not given."""
+
+
+def report(arguments: list[str]) -> None:
+    """``esam report``: records to a page."""
+    options = parse("report", ReportOptions, arguments)
+    from esam.report import write_report
+
+    print(write_report(options.folder, options.out))

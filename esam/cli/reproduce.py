@@ -1,0 +1,117 @@
+"""``esam reproduce``: the paper's tables and figures, made again; every claim checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from esam.train.names import did_you_mean
+
+from .parsing import parse
+
+if TYPE_CHECKING:
+    from esam.reproduce.store import Store
+
+
+@dataclass(frozen=True)
+class ReproduceOptions:
+    """A table or figure of the paper, made again. Interrupted, the same command goes on where it was."""
+
+    item: Annotated[str, tyro.conf.Positional] = ""
+    """An item's name, `all`, or `claims`; without one, the items are listed."""
+    scale: Literal["cpu", "paper"] = "cpu"
+    """The paper's own size (for GPUs), or the same experiment at a size for two CPU cores."""
+    out: Path = Path("runs/reproduce")
+    """Results go to OUT/SCALE: a JSON file and pictures for each item, and report.html."""
+    shared: tuple[Path, ...] = ()
+    """Other folders whose finished runs are used, such as results/cifar10/runs."""
+    jobs: int = 1
+    """Runs at a time."""
+    plan: bool = False
+    """Tell what would be done, and what it would cost; do nothing."""
+    markdown: bool = False
+    """Print the claims as Markdown."""
+
+
+def reproduce(arguments: list[str]) -> None:
+    """``esam reproduce``: the paper's tables and figures."""
+    options = parse("reproduce", ReproduceOptions, arguments)
+    from esam.recipes.paper import ITEMS, SCALES
+    from esam.reproduce.store import Store
+
+    names = [*ITEMS, "all", "claims"]
+    if options.item and options.item not in names:
+        hint = did_you_mean(options.item, names)
+        raise ValueError(f"unknown item {options.item!r}.{hint} There are: {', '.join(names)}")
+    stores = {name: Store(options.out, scale(), shared=options.shared) for name, scale in SCALES.items()}
+    store = stores[options.scale]
+    if not options.item:
+        from esam.reproduce.text import item_list
+
+        print(item_list(ITEMS, list(stores.values())))
+    elif options.item == "claims":
+        _print_claims(store, options.markdown)
+    elif options.plan:
+        from esam.reproduce.text import plan_text
+
+        chosen = list(ITEMS) if options.item == "all" else [options.item]
+        print("\n\n".join(plan_text(ITEMS[name], store) for name in chosen))
+    else:
+        _make_items(options.item, store, options.jobs)
+
+
+def _make_items(asked: str, store: Store, jobs: int) -> None:
+    """Make one item or all; what fails does not keep the others from being made."""
+    from rich.console import Console
+
+    from esam.compare.live import watch
+    from esam.recipes.paper import ITEMS, MAKING_ORDER
+    from esam.recipes.paper.claims import claims_part
+    from esam.report.sheets import as_text
+    from esam.reproduce.make import make, write_report
+
+    console, failures = Console(), []
+    for name in MAKING_ORDER if asked == "all" else [asked]:
+        item = ITEMS[name]
+        print(f"{item.name}: {item.title}", flush=True)
+        try:
+            measured = make(
+                item,
+                store,
+                jobs=jobs,
+                tell=lambda line: print(f"  {line}", flush=True),
+                watch=lambda launcher: watch(launcher, console),
+                others=ITEMS,
+            )
+        except (ValueError, RuntimeError, OSError, ImportError) as error:
+            if asked != "all":
+                raise
+            print(f"  not made: {error}", flush=True)
+            failures.append(name)
+            continue
+        for sheet in item.sheets(measured):
+            print(f"\n{as_text(sheet)}")
+        page = write_report(ITEMS, store, [claims_part(ITEMS, store)])
+        print(f"\nresults: {store.path(item)}.json, page: {page}\n", flush=True)
+    if failures:
+        raise RuntimeError(f"not made: {', '.join(failures)}; see above. The others are in {store.folder}")
+
+
+def _print_claims(store: Store, markdown: bool) -> None:
+    from esam.recipes.paper import ITEMS
+    from esam.recipes.paper.claims import claims_sheet, judged_at
+    from esam.report.sheets import as_markdown
+
+    rows = judged_at(ITEMS, store)
+    if markdown:
+        print(as_markdown(claims_sheet(rows)))
+        return
+    for row in rows:
+        print(f"{row.verdict.upper()}: {row.claim}\n  paper: {row.paper}\n  here:  {row.measured}")
+    counts = {
+        verdict: sum(row.verdict == verdict for row in rows) for verdict in dict.fromkeys(r.verdict for r in rows)
+    }
+    print(f"\n{len(rows)} claims at the scale {store.scale.name}: {', '.join(f'{n} {v}' for v, n in counts.items())}")
