@@ -24,7 +24,7 @@ from esam.train.record import environment
 
 IMAGES, SIDE = 1_000, 31
 BATCHES = (1_000, 250, 100)
-POINTS, ROUNDS = {"mlp": 10, "resnet8": 2}, 7
+POINTS, ROUNDS = {"mlp": 40, "resnet8": 4}, 11
 
 
 def plain_loop(model, batches, directions):
