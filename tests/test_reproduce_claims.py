@@ -11,6 +11,7 @@ from esam.recipes.paper.claims import (
     at_least,
     best_share,
     every_batch,
+    every_epoch,
     faster,
     fits,
     flatter,
@@ -83,7 +84,7 @@ def test_the_best_beta_must_lie_in_the_interval_and_one_seed_tells_nothing(best,
 @pytest.mark.parametrize(("held", "of", "verdict"), [(95, 100, HOLDS), (94, 100, FAILS), (0, 0, UNTESTED)])
 def test_every_batch_means_95_per_cent_of_them(held, of, verdict):
     values = {"tasks": {"a": {"held": {"x <= y": held}, "batches": of}}}
-    assert every_batch("x <= y")(values) == (f"a: in {held} of {of} batches", verdict)
+    assert every_batch("x <= y")(values) == (f"a: {held} of {of} batches", verdict)
 
 
 def test_a_claim_about_every_batch_fails_with_one_task():
@@ -91,10 +92,23 @@ def test_a_claim_about_every_batch_fails_with_one_task():
     assert every_batch("x")({"tasks": tasks})[1] == FAILS
 
 
-@pytest.mark.parametrize(("plus", "random", "verdict"), [(0.9, 0.7, HOLDS), (0.7, 0.9, FAILS), (0.75, 0.7, UNTESTED)])
-def test_a_higher_cosine_is_told_apart_or_not(plus, random, verdict):
-    overall = {"B+": spread(plus, 0.1, 8), "B_rand": spread(random, 0.1, 8)}
-    assert higher_cosine("B+", "B_rand")({"tasks": {"a": {"overall": overall}}})[1] == verdict
+@pytest.mark.parametrize(("held", "verdict"), [(19, HOLDS), (18, FAILS)])
+def test_every_epoch_is_judged_by_epochs_and_tells_the_batches_too(held, verdict):
+    own = {"epochs": list(range(20)), "held in epochs": {"x": held}, "held": {"x": 3}, "batches": 80}
+    told, found = every_epoch("x")({"tasks": {"ResNet-8 for ResNet-18, CIFAR-10": own}})
+    assert told == f"ResNet-8, CIFAR-10: {held} of 20 epochs, 3 of 80 batches" and found == verdict
+
+
+@pytest.mark.parametrize(
+    ("gaps", "verdict"),
+    [([0.1, 0.1, 0.2, None], HOLDS), ([-0.1, 0.1, -0.2], FAILS), ([0.3, -0.2, 0.1], UNTESTED), ([0.1], UNTESTED)],
+)
+def test_cosines_are_compared_batch_by_batch_however_much_batches_differ(gaps, verdict):
+    others = [-0.9, 0.5, 0.0, 0.1][: len(gaps)]
+    mine = {"mean": 0.5, "values": [None if gap is None else a + gap for a, gap in zip(others, gaps, strict=True)]}
+    overall = {"B+": mine, "B_rand": {"mean": 0.4, "values": others}}
+    told, found = higher_cosine("B+", "B_rand")({"tasks": {"a": {"overall": overall}}})
+    assert found == verdict and f"n = {sum(gap is not None for gap in gaps)} batches" in told
 
 
 @pytest.mark.parametrize(("distance", "verdict"), [(0.05, HOLDS), (0.5, FAILS)])
