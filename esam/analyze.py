@@ -15,10 +15,14 @@ from esam.analysis import (
     adaptive_sharpness,
     ascent_sharpness,
     even_axis,
+    gradient_cosines,
     landscape,
+    linearity,
     m_sharpness,
     random_plane,
+    select,
     sharpness,
+    spectral_density,
     top_eigenvalues,
     trace,
 )
@@ -65,9 +69,21 @@ def load_run(path: str | Path, *, images: int = 1_000, device: str = "auto") -> 
 
 
 def figures(
-    run: TrainedRun, *, rho: float = 0.05, steps: int = 10, m: int = 128, eigenvalues: int = 1, vectors: int = 10
+    run: TrainedRun,
+    *,
+    rho: float = 0.05,
+    steps: int = 10,
+    m: int = 128,
+    gamma: float = 0.5,
+    eigenvalues: int = 1,
+    vectors: int = 10,
+    density: int = 0,
 ) -> dict[str, Any]:
-    """Return the sharpness figures and, unless ``eigenvalues`` is 0, the Hessian's top eigenvalues and trace."""
+    """Return sharpness, linearity, and what SDS selects when all images are one batch.
+
+    Unless it is 0, ``eigenvalues`` adds the Hessian's top eigenvalues and its trace, and ``density`` its spectral
+    density by so many steps of Lanczos.
+    """
     objective, theta = run.objective, run.objective.parameters
     found: dict[str, Any] = {
         "loss": float(objective(theta)),
@@ -80,10 +96,19 @@ def figures(
         "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=m), "rho": rho, "m": m},
         "adaptive_sharpness": {"value": adaptive_sharpness(objective, theta, rho=ADAPTIVE_RHO), "rho": ADAPTIVE_RHO},
     }
+    if objective.count > 1:
+        selection = select(objective, theta, gamma=gamma, rho=rho)
+        found["linearity"] = {"value": linearity(objective, theta, selection.eps), "rho": rho}
+        cosines = gradient_cosines(objective, theta, selection)
+        found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.as_json(), "cosines": cosines}
     if eigenvalues:
         found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
         mean, error = trace(objective, theta, vectors=vectors)
         found["trace"] = {"value": mean, "error": error, "vectors": vectors}
+    if density:
+        spectrum = spectral_density(objective, theta, lanczos=density)
+        values = {"eigenvalues": spectrum.eigenvalues.tolist(), "density": spectrum.density.tolist()}
+        found["spectral_density"] = {**values, "lanczos": density}
     return found
 
 
@@ -91,18 +116,21 @@ def random_landscape(
     run: TrainedRun,
     *,
     points: int,
+    axes: int = 2,
     reach: float = 1.0,
     groups: int = 1,
     path: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Landscape:
-    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions."""
+    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions.
+
+    With ``axes=1`` it is a line, along the first direction of each pair.
+    """
     if groups < 1:
         raise ValueError(f"groups must be 1 or more, got {groups!r}")
     theta = run.objective.parameters
-    pairs = [(run.objective, random_plane(theta, seed=seed)) for seed in range(groups)]
-    axis = even_axis(reach, points)
-    return landscape(pairs, theta, [axis, axis], path=path, progress=progress)
+    directions = [(run.objective, random_plane(theta, seed=seed)[:axes]) for seed in range(groups)]
+    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress)
 
 
 def described(run: TrainedRun) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from esam.analysis import m_sharpness, sharpness, top_eigenvalues
+from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.analyze import figures, load_run, random_landscape
 from esam.cli import main
 
@@ -75,6 +75,32 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     assert {path.name: path.read_bytes() for path in run.iterdir()} == before
 
 
+def test_selection_and_linearity_are_those_of_sams_perturbation(run):
+    trained = load_run(run, images=60)
+    found = figures(trained, rho=0.1, gamma=0.3, steps=1, eigenvalues=0)
+    objective, theta = trained.objective, trained.objective.parameters
+    selection = select(objective, theta, gamma=0.3, rho=0.1)
+    assert found["selection"]["sets"] == selection.as_json() and found["selection"]["sets"]["plus"]["count"] == 18
+    assert found["selection"]["cosines"] == gradient_cosines(objective, theta, selection)
+    assert found["selection"]["sets"]["all"]["rise"] == pytest.approx(found["sharpness"]["value"], rel=1e-4)
+    assert found["linearity"]["value"] == linearity(objective, theta, selection.eps)
+    one = figures(load_run(run, images=1), eigenvalues=0)  # nothing to select from
+    assert "selection" not in one and "sharpness" in one
+
+
+def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam, tmp_path):
+    out, pictures = tmp_path / "figures.json", tmp_path / "pictures"
+    words = ["--eigenvalues", 0, "--line", 5, "--density", 6, "--out", out, "--pictures", pictures]
+    code, told, _ = esam("analyze", run, *SMALL, *words)
+    assert code == 0 and "line, lowest and highest loss" in told and "B_rand, 30 images" in told
+    result = json.loads(out.read_text())
+    assert result["line"]["groups"][0][2] == pytest.approx(result["loss"], rel=1e-5)
+    density = result["spectral_density"]
+    assert density["lanczos"] == 6 and len(density["eigenvalues"]) == len(density["density"]) > 100
+    kinds = {f"{name}.{ending}" for name in ("line", "density") for ending in ("svg", "png")}
+    assert {path.name for path in pictures.iterdir()} == {*kinds, "line.json"}
+
+
 def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):
     words = [*SMALL, "--eigenvalues", 0]
     assert esam("analyze", run / "checkpoint.pt", *words) == esam("analyze", run, *words)
@@ -96,7 +122,7 @@ def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
         (["{run}/nowhere"], "does not exist"),
         (["{run}/.."], "holds no record.jsonl"),
         (["{run}/record.jsonl"], "is no checkpoint of esam train, or is damaged"),
-        (["{run}", "--pictures", "x"], "say how fine, such as --landscape 31"),
+        (["{run}", "--pictures", "x"], "say how fine: --landscape 31, --line 51 or --density 60"),
         (["{run}", "--images", "0"], "images must be 1 or more, got 0"),
         (["{run}", "--rho", "0", *SMALL], "rho must be > 0, got 0"),
         (["{run}", "--eigenvalues", "0", "--landscape", "1", *SMALL], "an axis needs 2 points or more"),

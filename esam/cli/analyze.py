@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from .parsing import parse
+
+if TYPE_CHECKING:
+    from esam.analyze import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -27,54 +30,94 @@ class AnalyzeOptions:
     """Steps of projected ascent."""
     m: int = 128
     """m-sharpness: samples that share one perturbation."""
+    gamma: float = 0.5
+    """The share of the images that SDS would keep."""
     eigenvalues: int = 1
     """How many of the Hessian's top eigenvalues; 0: nothing of the Hessian (it needs the extra `analysis`)."""
     vectors: int = 10
     """Random vectors for the Hessian's trace."""
+    density: int = 0
+    """Steps of Lanczos for the density of the Hessian's eigenvalues, such as 60; 0: none."""
     landscape: int = 0
-    """Points a side of a loss landscape along filter-normalised random directions; 0: none."""
+    """Points a side of a loss landscape along filter-normalised random directions, such as 31; 0: none."""
+    line: int = 0
+    """Points of the loss along one such direction, such as 51; 0: none."""
     reach: float = 1.0
-    """How far the landscape goes; 1 is the norm of the weights' own filters."""
+    """How far landscape and line go; 1 is the norm of the weights' own filters."""
     groups: int = 1
     """Pairs of directions that the landscape is averaged over; the paper's is 10."""
     device: str = "auto"
     out: Path | None = None
     """Where to write the figures as JSON."""
     pictures: Path | None = None
-    """Folder for the landscape: contour and surface as SVG and PNG, and its values. Interrupted, it resumes there."""
+    """Folder for pictures (SVG and PNG) and values of landscape, line and density. Interrupted, they resume there."""
 
 
 def analyze(arguments: list[str]) -> None:
     """``esam analyze``: how sharp a run's minimum is."""
     options = parse("analyze", AnalyzeOptions, arguments)
-    if options.pictures is not None and not options.landscape:
-        raise ValueError("--pictures draws the landscape; say how fine, such as --landscape 31")
-    from esam.analyze import described, figures, load_run, random_landscape
+    if options.pictures is not None and not (options.landscape or options.line or options.density):
+        raise ValueError("--pictures needs something to draw; say how fine: --landscape 31, --line 51 or --density 60")
+    from esam.analyze import described, figures, load_run
     from esam.files import write_atomically
     from esam.train.record import encode
 
     run = load_run(options.run, images=options.images, device=options.device)
-    asked = {name: getattr(options, name) for name in ("rho", "steps", "m", "eigenvalues", "vectors")}
-    result = {**described(run), **figures(run, **asked)}
+    asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
+    result = {**described(run), **figures(run, **{name: getattr(options, name) for name in asked})}
     print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {run.objective.count:,} training images")
     for label, value in _figure_rows(result):
         print(f"  {label:44} {value}")
-    if options.landscape:
-        kept = None if options.pictures is None else options.pictures / "landscape.json"
-        grid = {"points": options.landscape, "reach": options.reach, "groups": options.groups}
-        with _progress("landscape") as progress:
-            found = random_landscape(run, **grid, path=kept, progress=progress)
-        result["landscape"] = found.as_json()
-        print(f"  {'landscape, lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
-        if options.pictures is not None:
-            from esam.analysis.plot import contours, surfaces
-
-            for draw, name in ((contours, "contour"), (surfaces, "surface")):
-                for path in draw(options.pictures / name, {run.record.name: found}):
-                    print(path)
+    if options.density and options.pictures is not None:
+        _draw_density(run.record.name, result["spectral_density"], options.pictures)
+    for name, points, axes in (("landscape", options.landscape, 2), ("line", options.line, 1)):
+        if points:
+            result[name] = _landscape(run, options, name, points, axes)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, encode(result))
+
+
+def _landscape(run: TrainedRun, options: AnalyzeOptions, name: str, points: int, axes: int) -> dict[str, Any]:
+    """Work out, tell and draw the loss on a plane or a line."""
+    from esam.analyze import random_landscape
+
+    kept = None if options.pictures is None else options.pictures / f"{name}.json"
+    with _progress(name) as progress:
+        found = random_landscape(
+            run,
+            points=points,
+            axes=axes,
+            reach=options.reach,
+            groups=options.groups,
+            path=kept,
+            progress=progress,
+        )
+    print(f"  {name + ', lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
+    if options.pictures is not None:
+        from esam.analysis.plot import contours, lines, surfaces
+
+        drawn, folder = {run.record.name: found}, options.pictures
+        if axes == 1:
+            _print_paths(lines(folder / name, drawn, title=run.record.name))
+        else:
+            _print_paths(contours(folder / "contour", drawn) + surfaces(folder / "surface", drawn))
+    return found.as_json()
+
+
+def _draw_density(name: str, density: dict[str, Any], folder: Path) -> None:
+    from esam.analysis.plot import Curve, curves
+
+    lowest = 1e-8 * max(density["density"])  # below lies what the smoothing makes up
+    seen = [value if value > lowest else float("nan") for value in density["density"]]
+    drawn = {name: Curve(density["eigenvalues"], seen)}
+    labels = ("eigenvalue of the Hessian", "density")
+    _print_paths(curves(folder / "density", drawn, x_label=labels[0], y_label=labels[1], title=name, log_y=True))
+
+
+def _print_paths(paths: list[Path]) -> None:
+    for path in paths:
+        print(path)
 
 
 def _figure_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -85,8 +128,15 @@ def _figure_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
         ("ascent_sharpness", "sharpness, {steps} steps of ascent (rho {rho:g})"),
         ("m_sharpness", "m-sharpness (m {m}, rho {rho:g})"),
         ("adaptive_sharpness", "adaptive sharpness (rho {rho:g})"),
+        ("linearity", "linearity zeta along SAM's eps (rho {rho:g})"),
     ):
-        yield words.format(**result[name]), f"{result[name]['value']:.4g}"
+        if name in result:
+            yield words.format(**result[name]), f"{result[name]['value']:.4g}"
+    if "selection" in result:
+        sets, cosines = result["selection"]["sets"], result["selection"]["cosines"]
+        for which, name in (("plus", "B+"), ("minus", "B-"), ("random", "B_rand")):
+            label = f"{name}, {sets[which]['count']} images: rise, cosine to all"
+            yield label, f"{sets[which]['rise']:.4g}, {cosines[which]:.3f}"
     if "eigenvalues" in result:
         yield "Hessian, top eigenvalues", ", ".join(f"{value:.4g}" for value in result["eigenvalues"])
         yield "Hessian, trace ± standard error", f"{result['trace']['value']:.4g} ± {result['trace']['error']:.2g}"
