@@ -83,7 +83,7 @@ def cpu_scale() -> Scale:
         vectors=20,
         savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=256, batch=128, draws=30),
         search=_search(_shorter(resnet18, 6)),
-        rounds=15,
+        rounds=40,
     )
 
 
