@@ -60,7 +60,9 @@ def test_at_least_holds_unless_the_mean_is_lower_by_two_standard_errors(mine, th
 def test_at_least_is_judged_over_all_tasks_together():
     lower, higher = (spread(88.0, 1.0, 3), spread(90.0, 1.0, 3)), (spread(93.0, 1.0, 3), spread(90.0, 1.0, 3))
     told, verdict = at_least("ESAM", "SAM")(accuracies(lower, higher))
-    assert verdict == HOLDS and told.startswith("+0.50 ± 0.58 points over all: task 0: -2.00 ± 0.82 (n = 3)")
+    assert verdict == HOLDS and told == (
+        "+0.50 ± 0.58 over all: task 0 -2.00 ± 0.82; task 1 +3.00 ± 0.82 (points, n = 3 seeds)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_at_least_is_judged_over_all_tasks_together():
 def test_speed_is_judged_by_the_whole_interval(interval, verdict):
     timed = {"a": {"ESAM": {"ratio": sum(interval) / 2, "interval": interval, "n": 15}}}
     told, found = faster("ESAM", 1.379)({"timed": timed, "titles": {"a": "ResNet-8 for a, CIFAR-10"}})
-    assert found == verdict and told.startswith("ResNet-8, CIFAR-10: ") and "n = 15 steps" in told
+    assert found == verdict and told.startswith("ResNet-8, CIFAR-10 1") and "n = 15 steps" in told
     assert faster("ESAM-SWP", 1.0)({"timed": timed, "titles": {}})[1] == UNTESTED
 
 

@@ -93,7 +93,7 @@ def at_least(method: str, other: str) -> Callable[[Mapping[str, Any]], Finding]:
     """Judge that a method's accuracy is at least another's, over all tasks."""
 
     def judge(values: Mapping[str, Any]) -> Finding:
-        told, differences, errors = [], [], []
+        told, differences, errors, seeds = [], [], [], []
         for task, methods in values["tasks"].items():
             if method not in methods or other not in methods:
                 continue
@@ -103,14 +103,17 @@ def at_least(method: str, other: str) -> Callable[[Mapping[str, Any]], Finding]:
             differences.append(mine["mean"] - theirs["mean"])
             error = standard_error(mine, theirs)
             errors.append(error)
-            spread = "" if error is None else f" ± {error:.2f}"
-            told.append(f"{_title(values, task)}: {differences[-1]:+.2f}{spread} (n = {min(mine['n'], theirs['n'])})")
+            seeds.append(min(mine["n"], theirs["n"]))
+            told.append(f"{_title(values, task)} {differences[-1]:+.2f}" + ("" if error is None else f" ± {error:.2f}"))
         known = [error for error in errors if error is not None]
-        if not known or len(known) < len(errors):
-            return "; ".join(told) or "no runs", UNTESTED
+        if not told:
+            return "no runs", UNTESTED
+        each = f"{'; '.join(told)} (points, n = {min(seeds)} seeds)"
+        if len(known) < len(errors):
+            return each, UNTESTED
         mean, error = statistics.fmean(differences), math.sqrt(sum(e**2 for e in known)) / len(known)
-        whole = f"{mean:+.2f} ± {error:.2f} points over all: " if len(known) > 1 else "points, "
-        return whole + "; ".join(told), HOLDS if mean >= -2 * error else FAILS
+        whole = f"{mean:+.2f} ± {error:.2f} over all: " if len(known) > 1 else ""
+        return whole + each, HOLDS if mean >= -2 * error else FAILS
 
     return judge
 
@@ -119,18 +122,18 @@ def faster(method: str, least: float) -> Callable[[Mapping[str, Any]], Finding]:
     """Judge that a method's steps have this many times SAM's speed or more, on every task."""
 
     def judge(values: Mapping[str, Any]) -> Finding:
-        told, verdicts = [], []
+        told, verdicts, steps = [], [], []
         for task, methods in values["timed"].items():
             if method not in methods:
                 continue
             (low, high), ratio = methods[method]["interval"], methods[method]["ratio"]
             low, high = min(low, ratio), max(high, ratio)
-            n = methods[method]["n"]
-            told.append(
-                f"{_title(values, task)}: {100 * ratio:.0f} % ({100 * low:.0f} to {100 * high:.0f}, n = {n} steps)"
-            )
+            steps.append(methods[method]["n"])
+            told.append(f"{_title(values, task)} {100 * ratio:.0f} % ({100 * low:.0f} to {100 * high:.0f})")
             verdicts.append(HOLDS if low >= least else FAILS if high < least else UNTESTED)
-        return "; ".join(told) or "no runs", _worst(verdicts)
+        if not told:
+            return "no runs", UNTESTED
+        return f"{'; '.join(told)} (n = {min(steps)} steps)", _worst(verdicts)
 
     return judge
 
