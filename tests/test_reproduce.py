@@ -354,7 +354,7 @@ def test_the_list_tells_states_and_counts_each_run_once(everything, tmp_path):
 
 def test_the_cpu_scale_takes_about_four_hours_on_two_cores(tmp_path):
     store = Store(tmp_path, SCALES["cpu"]())
-    assert 3.5 < hours(left_of_all(ITEMS, store), "CPU") / 2 < 4.5
+    assert 3 < hours(left_of_all(ITEMS, store), "CPU") / 2 < 4.5
 
 
 # The command ---------------------------------------------------------------------------------------------------------

@@ -160,7 +160,7 @@ def _cpu_resnet(data: str) -> Comparison:
 
 
 def _cpu_imagenet(model: str) -> Comparison:
-    """5,000 images of CIFAR-100, 6 epochs, batch 128, Inception-style augmentation, m 32, gamma .7."""
+    """5,000 images of CIFAR-100, 6 epochs, batch 128, Inception-style crops, m 32, gamma .7, 2 seeds."""
     config = Config(
         data=HUB["CIFAR-100"],
         model=model,
@@ -176,11 +176,11 @@ def _cpu_imagenet(model: str) -> Comparison:
         choose="independent",
         threads=1,
     )
-    return Comparison(config)
+    return Comparison(config, seeds=(0, 1))
 
 
 def _cpu_vit() -> Comparison:
-    """ViT-tiny, 1,000 images of CIFAR-10, 6 epochs, batch 64, AdamW, beta .5, gamma .7."""
+    """ViT-tiny, 1,000 images of CIFAR-10, 6 epochs, batch 64, AdamW, beta .5, gamma .7, 2 seeds."""
     config = Config(
         data=HUB["CIFAR-10"],
         model="vit-tiny",
@@ -199,7 +199,7 @@ def _cpu_vit() -> Comparison:
         choose="independent",
         threads=1,
     )
-    return Comparison(config)
+    return Comparison(config, seeds=(0, 1))
 
 
 def _search(start: Comparison) -> Search:
