@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -35,3 +37,21 @@ def explained(error: OSError, path: Path) -> OSError:
     """Return the error, or one that tells what to do where the disk is full."""
     full = OSError(errno.ENOSPC, "the disk is full; the old file is kept. Free some space and resume", str(path))
     return full if error.errno == errno.ENOSPC else error
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes that ask the same out of a folder; the lock ends with the process, however that ends."""
+    from filelock import FileLock, Timeout
+
+    lock = FileLock(folder / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        raise ValueError(
+            f"another process is writing to {folder}; wait until it has ended, or choose another folder"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()

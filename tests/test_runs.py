@@ -3,6 +3,8 @@
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -177,6 +179,31 @@ def test_a_run_that_failed_before_its_first_epoch_is_not_in_the_way_of_the_next(
         run(dataclasses.replace(TINY, evaluate_every=0), tmp_path)
     record = run(TINY, tmp_path)
     assert record.finished and Config.from_json(record.config) == TINY
+
+
+def run_elsewhere(config, folder):
+    """Run in a process of its own; return what it says."""
+    program = (
+        "import json, sys; from esam.train import Config, run\n"
+        "run(Config.from_json(json.loads(sys.argv[1])), sys.argv[2])"
+    )
+    words = [sys.executable, "-c", program, json.dumps(config.as_json()), str(folder)]
+    return subprocess.run(words, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("change", [{}, {"seed": 1}], ids=["the same", "another"])
+def test_a_second_process_is_kept_out_of_a_folder_and_the_first_is_not_disturbed(tmp_path, monkeypatch, change):
+    said, fit = [], runs.fit
+
+    def meanwhile(*arguments, **settings):
+        said.append(run_elsewhere(dataclasses.replace(TINY, **change), tmp_path))
+        return fit(*arguments, **settings)
+
+    monkeypatch.setattr(runs, "fit", meanwhile)
+    record = run(TINY, tmp_path)
+    assert said[0].returncode == 1 and f"another process is writing to {tmp_path}; wait until" in said[0].stderr
+    assert record.finished and len(record.epochs) == TINY.epochs and Config.from_json(record.config) == TINY
+    assert run_elsewhere(TINY, tmp_path).returncode == 0
 
 
 def test_a_record_of_a_newer_version_is_refused_clearly(tmp_path):

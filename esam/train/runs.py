@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esam.files import alone_in
 from esam.optim import METHODS, Plain, SharpnessAware
 
 from .checkpoint import Checkpoint
@@ -81,15 +82,8 @@ def run(
     """
     folder = Path(folder)
     path = folder / RECORD_NAME
-    if path.exists():
-        record = read_record(path)
-        if Config.from_json(record.config) == config:
-            if record.finished:
-                return record
-        elif record.epochs or record.finished:
-            raise ValueError(f"{folder} holds another run: its configuration differs; choose another folder")
-        else:
-            path.unlink()  # it failed before its first epoch, and must not be in the way of the next try
+    if (finished := _finished(path, config)) is not None:
+        return finished
     _check_choice("schedule", config.schedule, SCHEDULES)
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -98,35 +92,53 @@ def run(
     model = prepared_model(config, data, device)
     optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
-    checkpoint = Checkpoint(folder)
-    writer = _writer(path, config, checkpoint, device)
-    last: dict[str, Any] = dict(read_record(path).epochs[-1]) if read_record(path).epochs else {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone_in(folder):
+        if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
+            return finished
+        if path.exists() and Config.from_json(read_record(path).config) != config:
+            path.unlink()  # it failed before its first epoch, and must not be in the way of the next try
+        checkpoint = Checkpoint(folder)
+        writer = _writer(path, config, checkpoint, device)
+        last: dict[str, Any] = dict(read_record(path).epochs[-1]) if read_record(path).epochs else {}
 
-    def on_epoch(metrics: dict[str, Any]) -> None:
-        writer.epoch(**metrics)
-        last.update(metrics)
-        if watch is not None:
-            watch(metrics)
-        if observe is not None:
-            observe(metrics["epoch"], model, data)
+        def on_epoch(metrics: dict[str, Any]) -> None:
+            writer.epoch(**metrics)
+            last.update(metrics)
+            if watch is not None:
+                watch(metrics)
+            if observe is not None:
+                observe(metrics["epoch"], model, data)
 
-    progress = fit(
-        model,
-        optimizer,
-        train,
-        test,
-        epochs=config.epochs if config.budget is None else sys.maxsize,
-        schedule=SCHEDULES[config.schedule],
-        budget=config.budget,
-        precision=config.precision,
-        evaluate_every=config.evaluate_every,
-        checkpoint=checkpoint,
-        on_epoch=on_epoch,
-    )
-    trained = evaluate(model, ordered, precision=config.precision)
-    taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
-    writer.end(**_results(progress, last, trained, device), **taken)
-    return read_record(path)
+        progress = fit(
+            model,
+            optimizer,
+            train,
+            test,
+            epochs=config.epochs if config.budget is None else sys.maxsize,
+            schedule=SCHEDULES[config.schedule],
+            budget=config.budget,
+            precision=config.precision,
+            evaluate_every=config.evaluate_every,
+            checkpoint=checkpoint,
+            on_epoch=on_epoch,
+        )
+        trained = evaluate(model, ordered, precision=config.precision)
+        taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
+        writer.end(**_results(progress, last, trained, device), **taken)
+        return read_record(path)
+
+
+def _finished(path: Path, config: Config) -> RunRecord | None:
+    """Return the record of this run if it is finished; refuse the place of another run."""
+    if not path.exists():
+        return None
+    record = read_record(path)
+    if Config.from_json(record.config) == config:
+        return record if record.finished else None
+    if record.epochs or record.finished:
+        raise ValueError(f"{path.parent} holds another run: its configuration differs; choose another folder")
+    return None
 
 
 def configured_data(config: Config) -> Data:
