@@ -72,7 +72,9 @@ class Registered:
         optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
         if isinstance(optimizer, ESAM) and optimizer.choice is suffix:
             optimizer.choice = EvenSuffix()
-        return lambda: optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"))
+        return lambda: optimizer.step(
+            lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), batch_size=len(y)
+        )
 
 
 def method(name: str, **settings: Any) -> Build:

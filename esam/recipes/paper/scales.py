@@ -59,7 +59,7 @@ def cpu_scale() -> Scale:
     """Small models on a part of the real CIFAR, in one thread; ResNet-18's part is the recipe cifar10-small."""
     cifar = {
         **_on_cifars("ResNet-18", _cpu_resnet),
-        **_on_cifars("WRN-28-10", lambda data: _shorter(_cpu_resnet(data), 12, model="wrn10-1")),
+        **_on_cifars("WRN-28-10", lambda data: _shorter(_cpu_resnet(data), 12, model="wrn10-1", beta=0.5)),
         **_on_cifars("PyramidNet-110", lambda data: _shorter(_cpu_resnet(data), 8, model="pyramidnet8")),
     }
     imagenet = {(name, "ImageNet"): _cpu_imagenet(model) for name, model in
