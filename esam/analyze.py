@@ -55,6 +55,8 @@ def load_run(path: str | Path, *, images: int = 1_000, device: str = "auto") -> 
     path = Path(path)
     if images < 1:
         raise ValueError(f"images must be 1 or more, got {images!r}")
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; give the folder of a run of esam train, or its checkpoint")
     folder = path if path.is_dir() else path.parent
     if not (folder / RECORD_NAME).exists():
         raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train, or its checkpoint")
@@ -150,8 +152,6 @@ def described(run: TrainedRun) -> dict[str, Any]:
 
 
 def _state(path: Path, device: torch.device) -> dict[str, Any]:
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; give the folder of a run of esam train, or its checkpoint")
     if path.is_dir():
         state = Checkpoint(path).load(device)
         if state is None:

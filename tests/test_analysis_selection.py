@@ -153,7 +153,7 @@ def test_the_fit_finds_the_numbers_that_the_savings_were_made_with():
 def test_noise_lowers_r_squared():
     fit = fit_savings(exact_savings(0.3, 0.1, noise=0.05))
     assert 0.5 < fit.r_squared < 0.9
-    assert fit.k1 == pytest.approx(0.3, abs=0.1)
+    assert fit.k1 == pytest.approx(0.3, abs=0.1) and abs(fit.k2 - 0.1) < 3 * fit.k2_error
 
 
 def test_r_squared_by_hand():
@@ -163,6 +163,8 @@ def test_r_squared_by_hand():
     assert (fit.k1, fit.k2) == pytest.approx((0, 1), abs=1e-9)
     mean = 1.75 / 3
     assert fit.r_squared == pytest.approx(1 - 0.25 / ((1 - mean) ** 2 + (0.25 - mean) ** 2 + (0.5 - mean) ** 2))
+    assert fit.k2_error == pytest.approx((0.25 * 0.29 / 0.005625) ** 0.5)  # sqrt(residual * inverse of X'X at k2)
+    assert math.isnan(fit_savings(savings[:2]).k2_error)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -175,6 +177,16 @@ def test_savings_are_measured_for_every_depth_and_beta(case):
     assert all(s.saved < 1 and s.error >= 0 for s in found)
     assert seen[-1] == (8, 8)
     assert len(savings_json(found, Fit(0.3, 0.1, 1.0))["savings"]) == 4
+
+
+def test_swp_asks_for_the_drawn_gradients_alone_and_counts_the_fastest_of_its_passes(monkeypatch):
+    asked, grad = [], torch.autograd.grad
+    monkeypatch.setattr(torch.autograd, "grad", lambda loss, inputs: asked.append(len(inputs)) or grad(loss, inputs))
+    ticks = iter([0, 9, 0, 4, 0, 7, 0, 9, 0, 1, 0, 7] * 2)  # whole: 9, 4, 7; drawn: 9, 1, 7; the same again
+    monkeypatch.setattr("esam.analysis.cost.time.process_time", lambda: next(ticks))
+    (found,) = measure_savings(CASES["serial"], layers=[40], betas=[0.1], width=2, batch=2, draws=2)
+    assert asked[:3] == [40] * 3 and 0 < max(asked[3:6]) < 20
+    assert found.saved == 1 - 1 / 4 and found.error == 0
 
 
 @pytest.mark.parametrize("case", CASES)

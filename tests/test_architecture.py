@@ -17,7 +17,7 @@ ALLOWED = {
     "bench": {"optim", "train"},
     "compare": {"optim", "train", "measures", "report", "files"},
     "reproduce": {"optim", "train", "analysis", "compare", "measures", "analyze", "report", "files"},
-    "recipes": {"optim", "train", "analysis", "compare", "analyze", "bench", "reproduce", "report", "files"},
+    "recipes": {"optim", "train", "analysis", "compare", "analyze", "bench", "reproduce", "report", "files", "palette"},
     "integrations": {"optim"},
 }
 

@@ -7,6 +7,7 @@ not computed, k2 for the layers before the first drawn one, where backward stops
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -45,6 +46,8 @@ class Fit:
     k1: float
     k2: float
     r_squared: float
+    k2_error: float = math.nan
+    """The standard error of k2; NaN where as many values are fitted as were measured."""
 
 
 def _unit(width: int, inputs: int) -> nn.Linear:
@@ -145,7 +148,9 @@ def fit_savings(savings: Sequence[Saving]) -> Fit:
     k1, k2 = torch.linalg.lstsq(terms, g, driver="gelsd").solution.tolist()
     left = (g - terms @ torch.tensor([k1, k2], dtype=torch.float64)).square().sum()
     spread = (g - g.mean()).square().sum()
-    return Fit(k1, k2, float(1 - left / spread) if spread > 0 else float(left == 0))
+    free = len(savings) - 2
+    error = math.sqrt(left / free * torch.linalg.inv(terms.T @ terms)[1, 1]) if free > 0 else math.nan
+    return Fit(k1, k2, float(1 - left / spread) if spread > 0 else float(left == 0), error)
 
 
 def predicted(fit: Fit, layers: int, beta: float) -> float:

@@ -58,10 +58,13 @@ def analyze(arguments: list[str]) -> None:
     options = parse("analyze", AnalyzeOptions, arguments)
     if options.pictures is not None and not (options.landscape or options.line or options.density):
         raise ValueError("--pictures needs something to draw; say how fine: --landscape 31, --line 51 or --density 60")
+    from esam.analysis import even_axis
     from esam.analyze import described, figures, load_run
-    from esam.files import write_atomically
-    from esam.train.record import encode
 
+    for points in filter(None, (options.landscape, options.line)):
+        even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
+    if options.groups < 1:
+        raise ValueError(f"groups must be 1 or more, got {options.groups!r}")
     run = load_run(options.run, images=options.images, device=options.device)
     asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
     result = {**described(run), **figures(run, **{name: getattr(options, name) for name in asked})}
@@ -70,12 +73,20 @@ def analyze(arguments: list[str]) -> None:
         print(f"  {label:44} {value}")
     if options.density and options.pictures is not None:
         _draw_density(run.record.name, result["spectral_density"], options.pictures)
+    _write(options.out, result)  # a landscape may take long
     for name, points, axes in (("landscape", options.landscape, 2), ("line", options.line, 1)):
         if points:
             result[name] = _landscape(run, options, name, points, axes)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(options.out, encode(result))
+            _write(options.out, result)
+
+
+def _write(path: Path | None, result: dict[str, Any]) -> None:
+    from esam.files import write_atomically
+    from esam.train.record import encode
+
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, encode(result))
 
 
 def _landscape(run: TrainedRun, options: AnalyzeOptions, name: str, points: int, axes: int) -> dict[str, Any]:

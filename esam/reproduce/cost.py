@@ -79,11 +79,16 @@ def forward_flops(config: Config) -> float:
 
 
 def run_flops(config: Config) -> float:
-    """Return the operations of a whole run, its evaluations included."""
+    """Return the operations of a whole run, its evaluations included; the last looks at the training images too."""
+    images, facts = training_images(config), _facts(config)
+    evaluated = images + facts.test * max(1, config.epochs // config.evaluate_every)
+    return forward_flops(config) * (units(config) * config.epochs * images + evaluated)
+
+
+def training_images(config: Config) -> int:
+    """Return how many images a run trains on; a fifth of all is held out where it is judged on them."""
     facts = _facts(config)
-    trained = units(config) * config.epochs * (config.train_size or facts.train)
-    evaluated = facts.test * max(1, config.epochs // config.evaluate_every)
-    return forward_flops(config) * (trained + evaluated)
+    return config.train_size or (facts.train - facts.train // 5 if config.validation else facts.train)
 
 
 def hours(flops: float, machine: str) -> float:

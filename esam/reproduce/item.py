@@ -68,8 +68,8 @@ class Needs:
     look: Look | None = None
     passes: tuple[tuple[Config, float], ...] = ()
     """Forward passes of single images that the analysis takes, by the model that takes them."""
-    flops: float = 0.0
-    """Other operations of the analysis."""
+    thread_flops: float = 0.0
+    """Other operations of the analysis, which one CPU thread does at any scale."""
     sizes: dict[str, Any] = field(default_factory=dict)
     """What else a plan should say."""
 

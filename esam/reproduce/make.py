@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from esam.compare.launch import Launcher
@@ -39,13 +40,16 @@ def make(
     data offers instead.
     """
     needs = item.needs(store.scale)
+    check_extras(needs)
     missing = store.missing(needs)
     check_data(item, store, needs, missing, others or {})
     if missing:
         store.prepare(missing, needs.look)
         watch(Launcher(missing, jobs=jobs))
+    from esam.train.runs import chosen_device
+
     measured = item.analyse(Found(store, needs, tell))
-    store.save(item, measured, needs, dict(environment()))
+    store.save(item, measured, needs, dict(environment(str(chosen_device("auto")))))
     result = store.result(item)  # as it was written: what is not finite is None
     assert result is not None
     drawn = item.draw(result["measured"], store.path(item))
@@ -74,6 +78,14 @@ def write_report(items: Mapping[str, Item], store: Store, extra: Sequence[Part] 
     return write_page(store.folder / PAGE, "The ESAM paper, reproduced", lead, parts, footer)
 
 
+def check_extras(needs: Needs) -> None:
+    """Refuse, before anything is trained, what could not be drawn or worked out after it."""
+    wanted = ["matplotlib"] + (["curvlinops"] if needs.weights else [])
+    missing = [name for name in wanted if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"{' and '.join(missing)} must be installed: pip install torch-esam[train,analysis]")
+
+
 def check_data(
     item: Item, store: Store, needs: Needs, missing: Sequence[PlannedRun], others: Mapping[str, Item]
 ) -> None:
@@ -83,8 +95,7 @@ def check_data(
     """
     from esam.train.runs import configured_data
 
-    wanted = [run.config for run in missing] + [run.config for row in needs.weights for run in store.planned(row)]
-    for config in {config.data: config for config in wanted}.values():
+    for config in {config.data: config for config in _loaded(store, needs, missing)}.values():
         try:
             configured_data(config)
         except (ValueError, OSError, ImportError) as error:
@@ -105,9 +116,13 @@ def data_here(name: str) -> bool:
 def lacking(item: Item, store: Store) -> list[str]:
     """Return the data sets that making an item would have to load and that are not on this machine."""
     needs = item.needs(store.scale)
-    wanted = [run.config for run in store.missing(needs)]
-    wanted += [run.config for row in needs.weights for run in store.planned(row)]
+    wanted = _loaded(store, needs, store.missing(needs))
     return sorted({config.data for config in wanted if not data_here(config.data)})
+
+
+def _loaded(store: Store, needs: Needs, missing: Sequence[PlannedRun]) -> list[Config]:
+    """Return the configurations whose data making an item loads: to train, or to look at trained weights."""
+    return [run.config for run in missing] + [run.config for row in needs.weights for run in store.planned(row)]
 
 
 def data_of(needs: Needs) -> list[Config]:

@@ -6,6 +6,7 @@ The batches are training images without augmentation, the same ones each time, a
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def _expectation(
             total[name] += part
     mean = {name: part / look.mean_draws for name, part in total.items()}
     eps = sam_eps(gradient, look.rho)
-    length = float(norm_of(eps.values()))
+    length = float(norm_of(eps.values())) or math.nan  # no direction where the gradient is not finite
     apart = float(norm_of([mean[name] - eps[name] for name in eps]))
     return {
         "beta": beta,

@@ -32,6 +32,7 @@ class Look:
     batch_size: int
     gamma: float
     rho: float
+    """For a run that leaves its own to the default."""
     betas: tuple[float, ...]
     """SWP's beta, for the linearity of the loss along its perturbation."""
     draws: int

@@ -192,6 +192,18 @@ class Found:
         assert self.needs.look is not None
         return [read_observations(run.folder) for run in self.store.looked_into(row, self.needs.look)]
 
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """Return what a long analysis calls with (done, in all): it tells the tenths as they are reached."""
+        told = [0]
+
+        def tell(done: int, whole: int) -> None:
+            tenths = 10 * done // whole
+            if tenths > told[0]:
+                told[0] = tenths
+                self.tell(f"{what}: {10 * tenths} %")
+
+        return tell
+
     def kept(self, name: str) -> Path:
         """Return a file of this name that keeps what an analysis has done so far."""
         return self.store.folder / "work" / f"{name}.json"

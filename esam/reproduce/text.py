@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from esam.report.sheets import Sheet, as_text
 from esam.train.config import Config
 
-from .cost import DATA, RATE_WORDS, forward_flops, hours, run_flops, total_flops, units
+from .cost import DATA, RATE_WORDS, RATES, forward_flops, hours, run_flops, total_flops, training_images, units
 from .item import Item, Needs, Row
 from .make import data_of, lacking
 from .store import Store, configs
@@ -51,7 +51,7 @@ def left(item: Item, store: Store) -> float:
     needs = item.needs(store.scale)
     if store.result(item) is not None:
         return 0.0
-    return total_flops(run.config for run in store.missing(needs)) + analysis_flops(needs)
+    return total_flops(run.config for run in store.missing(needs)) + analysis_flops(needs, store.scale.machine)
 
 
 def left_of_all(items: Mapping[str, Item], store: Store) -> float:
@@ -65,13 +65,14 @@ def left_of_all(items: Mapping[str, Item], store: Store) -> float:
             if (row.task, needs.look) in looked:  # several items read one look
                 del looked[row.task, needs.look]
                 once += forward_flops(work[0]) * work[1]
-    others = sum(analysis_flops(needs) for needs in waiting if not needs.observed)
+    others = sum(analysis_flops(needs, store.scale.machine) for needs in waiting if not needs.observed)
     return total_flops(runs.values()) + once + others
 
 
-def analysis_flops(needs: Needs) -> float:
-    """Return the operations of an item's analysis, training apart."""
-    return needs.flops + sum(forward_flops(config) * images for config, images in needs.passes)
+def analysis_flops(needs: Needs, machine: str) -> float:
+    """Return the operations that the machine could do in the time of an item's analysis, training apart."""
+    on_a_thread = needs.thread_flops * RATES[machine] / RATES["CPU"]
+    return on_a_thread + sum(forward_flops(config) * images for config, images in needs.passes)
 
 
 def plan_text(item: Item, store: Store) -> str:
@@ -92,7 +93,7 @@ def plan_text(item: Item, store: Store) -> str:
     training = total_flops(run.config for run in missing)
     whole = total_flops(run.config for run in needed.values())
     lines.append(f"training    {_hours(training, store)} left, of {_hours(whole, store)}")
-    lines.append(f"analysis    {_hours(analysis_flops(needs), store)}")
+    lines.append(f"analysis    {_hours(analysis_flops(needs, machine), store)}")
     lines.append(f"assumed     {RATE_WORDS[machine]}; a step costs its counted passes (SGD 3, SAM 6, ...)")
     return "\n".join([*lines, *(f"note        {note}" for note in item.notes)])
 
@@ -121,9 +122,7 @@ def _words(key: str) -> str:
 
 
 def _amount(config: Config) -> str:
-    facts = DATA.get(config.data)
-    used = config.train_size or (facts.train if facts else None)
-    return "all images" if used is None else f"{used:,} training images"
+    return f"{training_images(config):,} training images" if config.data in DATA else "all images"
 
 
 def _hours(flops: float, store: Store) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -16,8 +17,10 @@ from .observe import Observer, read_look
 
 def main(folder: Path) -> None:
     """Run, or go on with, the configuration that stands in the folder, under its look."""
-    config = Config.from_json(json.loads((folder / CONFIG_NAME).read_text()))
-    run(config, folder, measures=MEASURES, observe=Observer(folder, read_look(folder), config.epochs))
+    config, look = Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), read_look(folder)
+    if config.rho is not None:  # as far as the run itself perturbs
+        look = dataclasses.replace(look, rho=config.rho)
+    run(config, folder, measures=MEASURES, observe=Observer(folder, look, config.epochs))
 
 
 if __name__ == "__main__":

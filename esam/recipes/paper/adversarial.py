@@ -5,8 +5,8 @@ Paper: ResNet-18 on CIFAR-10. CPU scale: ResNet-8 on CIFAR-10, 21 x 21 points, 2
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from esam.report.sheets import Sheet
 from esam.reproduce.item import Item, Needs, Values
@@ -14,38 +14,48 @@ from esam.reproduce.scale import Scale
 from esam.reproduce.store import Found
 
 from .common import THREE, rows_of, told
-from .planes import draw_planes, plane_passes, plane_values
+from .planes import COARSE, draw_planes, plane_passes, plane_values, rise_values
+
+if TYPE_CHECKING:
+    from esam.analysis import Landscape
+    from esam.analyze import TrainedRun
 
 
 def needs(scale: Scale) -> Needs:
-    """Return the weights of the first seed of the three methods, and the forward passes of the planes."""
+    """Return the weights of the three methods, and the forward passes of the planes."""
     task, comparison = scale.adversarial
-    rows = rows_of(task, dataclasses.replace(comparison, seeds=comparison.seeds[:1]), THREE)
-    grid = scale.adversarial_plane
+    rows, grid = rows_of(task, comparison, THREE), scale.adversarial_plane
+    passes = tuple((row.comparison.config, plane_passes(grid, len(comparison.seeds))) for row in rows)
     sizes = {"grid": f"{grid.points} x {grid.points}, {grid.groups} divisions into halves, {grid.images:,} images"}
-    return Needs(weights=rows, passes=tuple((row.comparison.config, plane_passes(grid)) for row in rows), sizes=sizes)
+    return Needs(weights=rows, passes=passes, sizes=sizes)
 
 
 def analyse(found: Found) -> Values:
-    """Return each method's plane."""
+    """Return each method's plane, and the loss's rise on it over the seeds."""
+    grid, methods = found.scale.adversarial_plane, {}
+    for row in found.needs.weights:
+        runs = found.trained(row, images=grid.images)
+        whole = _plane(found, row.label, runs[min(runs)], grid.points)
+        coarse = [_plane(found, row.label, run, COARSE) for run in runs.values()]
+        methods[row.label] = {**plane_values(whole), "rise": rise_values(coarse)}
+    return {"task": found.needs.weights[0].title, "methods": methods}
+
+
+def _plane(found: Found, label: str, run: TrainedRun, points: int) -> Landscape:
     from esam.analysis import adversarial_plane, even_axis, landscape
 
-    grid, methods = found.scale.adversarial_plane, {}
-    axis = even_axis(grid.reach, grid.points)
-    for row in found.needs.weights:
-        (run,) = found.trained(row, images=grid.images).values()
-        objective, theta = run.objective, run.objective.parameters
-        found.tell(f"adversarial landscape of {row.label}: {grid.points} x {grid.points} points, {grid.groups} groups")
-        groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
-        kept = found.kept(f"adversarial-{row.label.lower()}-{run.record.run['id']}")
-        methods[row.label] = plane_values(landscape(groups, theta, [axis, axis], path=kept))
-    return {"task": found.needs.weights[0].title, "methods": methods}
+    grid, objective, theta = found.scale.adversarial_plane, run.objective, run.objective.parameters
+    groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
+    what = f"adversarial landscape of {label}, seed {run.record.seed}, {points} x {points} points, {grid.groups} groups"
+    kept = found.kept(f"adversarial-{label.lower()}-{run.record.run['id']}" + f"-{points}" * (points == COARSE))
+    axis = even_axis(grid.reach, points)
+    return landscape(groups, theta, [axis, axis], path=kept, progress=found.progress(what))
 
 
 def sheets(measured: Values) -> list[Sheet]:
     """Return how much the loss rises."""
     lines = [(label, told(own["rise"], 4), str(own["rise"]["n"])) for label, own in measured["methods"].items()]
-    head = ("Method", "Mean rise on the plane", "n (divisions)")
+    head = ("Method", "Mean rise on the plane", "n")
     return [Sheet(f"Along adversarial directions, {measured['task']}: lower is flatter", head, tuple(lines))]
 
 
@@ -56,7 +66,7 @@ def draw(measured: Values, path: Path) -> list[Path]:
 
 ITEM = Item(
     name="adversarial-landscapes",
-    number="Figure of A.6",
+    number="Figure of A.5",
     title="Loss landscapes along adversarial perturbations",
     needs=needs,
     analyse=analyse,
@@ -64,6 +74,7 @@ ITEM = Item(
     draw=draw,
     paper={"statement": "both SAM and ESAM improve the sharpness significantly in comparison to SGD"},
     notes=(
+        "The picture is of the first seed; the rise is the mean over a coarser plane, 7 x 7, over n seeds.",
         "The two directions have length 1 for every method, so that equal distances are compared; the paper's unit is "
         "the learning rate times the gradient, which shrinks with the gradient of the minimum it looks at.",
     ),

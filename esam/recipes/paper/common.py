@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from esam.compare.plan import Comparison
+from esam.palette import FALLBACK_COLOURS, METHOD_COLOURS
 from esam.report.sheets import Sheet
 from esam.reproduce.item import Row
 from esam.reproduce.scale import Task, words
 from esam.reproduce.store import Found
 from esam.train.record import RunRecord
 
+if TYPE_CHECKING:
+    from esam.analysis.plot import Bar
+
 LABELS = {"sgd": "SGD", "sam": "SAM", "esam": "ESAM", "esam-swp": "ESAM-SWP", "esam-sds": "ESAM-SDS"}
 DEFAULT = "ESAM (default)"
 DEFAULT_FORM = {"ranking": "random", "choose": "suffix"}
 """What ESAM takes by itself, written out: a record must still say what it is of when the default changes."""
+COLOURS = {
+    **{"SGD": METHOD_COLOURS["sgd"], "AdamW": METHOD_COLOURS["sgd"]},
+    **{"SAM": METHOD_COLOURS["sam"], "ESAM": METHOD_COLOURS["esam"]},
+    **dict(zip(("ESAM-SWP", "ESAM-SDS", DEFAULT), FALLBACK_COLOURS, strict=True)),
+}
+"""One colour for a method in every figure."""
 ABSENT = "–"
 THREE = ("sgd", "sam", "esam")
 FIVE = ("sgd", "sam", "esam-swp", "esam-sds", "esam")
@@ -55,21 +66,19 @@ def with_settings(comparison: Comparison, **settings: Any) -> Comparison:
 
 
 def figures_of(found: Found, rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """Return accuracy, speed and sharpness of each row over its seeds, by task and method."""
+    """Return, by task and method, accuracy over the seeds, its gain over the base optimizer's, and sharpness."""
     tasks: dict[str, dict[str, Any]] = {}
     for row in rows:
         tasks.setdefault(row.task, {})[row.label] = _figures(found.records(row))
     for methods in tasks.values():
         for label, own in methods.items():
-            own["speed"] = _paired(own["images_per_second"], methods.get("SAM", {}).get("images_per_second"))
-            own["time"] = _paired(methods.get(_base(methods), {}).get("images_per_second"), own["images_per_second"])
             own["gain"] = _difference(own["accuracy"], methods.get(_base(methods), {}).get("accuracy"), label)
     return tasks
 
 
 def spread(values: Sequence[float | None]) -> dict[str, Any]:
-    """Return values with their mean, sample standard deviation and number."""
-    known = [value for value in values if value is not None]
+    """Return values with mean, sample standard deviation and number of those that are finite."""
+    known = [value for value in values if value is not None and math.isfinite(value)]
     return {
         "mean": statistics.fmean(known) if known else None,
         "std": statistics.stdev(known) if len(known) > 1 else None,
@@ -89,7 +98,6 @@ def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, 
         "paper",
         "Images/s",
         "of SAM's speed",
-        "timed in turn",
         "by count",
         "paper",
         "paper, images/s",
@@ -110,8 +118,7 @@ def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, 
                     _paper_accuracy(printed),
                     _signed(own["gain"]),
                     f"{printed['accuracy'] - base['accuracy']:+.2f}" if printed and base else ABSENT,
-                    told(own["images_per_second"], 0),
-                    told(own["speed"], 1, factor=100, unit=" %"),
+                    f"{turn['images_per_second']:,.0f}",
                     f"{100 * turn['ratio']:.1f} %",
                     f"{100 * turn['counted']:.1f} %",
                     f"{printed['speed']:.1f} %" if printed and printed["speed"] else ABSENT,
@@ -124,24 +131,38 @@ def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, 
 
 def draw_bars(measured: Mapping[str, Any], path: Path) -> list[Path]:
     """Draw accuracy and speed of every method, a panel for each task."""
-    from esam.analysis.plot import Bar, bars
+    from esam.analysis.plot import bars
 
-    def panels(key: str) -> dict[str, dict[str, Any]]:
+    def panels(bar: Callable[[str, str], Bar]) -> dict[str, dict[str, Bar]]:
         return {
-            measured["titles"][task].replace(" for ", "\nfor "): {
-                _short(label): Bar(own[key]["mean"], own[key]["std"]) for label, own in methods.items()
-            }
+            measured["titles"][task].replace(" for ", "\nfor "): {short(label): bar(task, label) for label in methods}
             for task, methods in measured["tasks"].items()
         }
 
     written = []
-    for kind, key, title, number in (
-        ("accuracy", "accuracy", "Test accuracy, %", ".1f"),
-        ("speed", "images_per_second", "Training speed, images/s", ",.0f"),
+    for kind, bar, title, number in (
+        ("accuracy", lambda *at: accuracy_bar(measured, *at), "Test accuracy, %", ".1f"),
+        ("speed", lambda *at: speed_bar(measured, *at), "Training speed, images/s", ",.0f"),
     ):
-        drawn = panels(key)
-        written += bars(path.with_name(f"{path.name}-{kind}"), drawn, title=title, formats=dict.fromkeys(drawn, number))
+        drawn = panels(bar)
+        where, formats = path.with_name(f"{path.name}-{kind}"), dict.fromkeys(drawn, number)
+        written += bars(where, drawn, title=title, formats=formats, colours=short_colours())
     return written
+
+
+def accuracy_bar(measured: Mapping[str, Any], task: str, label: str) -> Bar:
+    """Return the mean accuracy over seeds as a bar, with its standard deviation."""
+    from esam.analysis.plot import Bar
+
+    accuracy = measured["tasks"][task][label]["accuracy"]
+    return Bar(accuracy["mean"], accuracy["std"])
+
+
+def speed_bar(measured: Mapping[str, Any], task: str, label: str) -> Bar:
+    """Return the speed of a method's steps as a bar."""
+    from esam.analysis.plot import Bar
+
+    return Bar(measured["timed"][task][label]["images_per_second"], None)
 
 
 def told(value: Mapping[str, Any] | None, decimals: int, *, factor: float = 1.0, unit: str = "") -> str:
@@ -171,7 +192,13 @@ def _theirs(label: str) -> str:
     return "SGD" if label == "AdamW" else label
 
 
-def _short(label: str) -> str:
+def short_colours() -> dict[str, str]:
+    """Return the colours by the labels that stand below bars."""
+    return {short(label): colour for label, colour in COLOURS.items()}
+
+
+def short(label: str) -> str:
+    """Return a label that fits below a bar."""
     return {DEFAULT: "ESAM\n(default)", "ESAM-SWP": "+ SWP", "ESAM-SDS": "+ SDS"}.get(label, label)
 
 
@@ -191,33 +218,12 @@ def _figures(records: Sequence[RunRecord]) -> dict[str, Any]:
     return {
         "accuracy": over(lambda end: _percent(end["test_accuracy"].get("last"))),
         "best": over(lambda end: _percent(end["test_accuracy"].get("best"))),
-        "images_per_second": spread([_images_per_second(record) for record in records]),
         "sharpness": over(lambda end: end.get("sharpness")),
-        "forwards": over(lambda end: end.get("forwards")),
-        "backwards": over(lambda end: end.get("backwards")),
     }
-
-
-def _images_per_second(record: RunRecord) -> float | None:
-    """Return images a second: of processor time on one CPU thread, which a busy machine disturbs least."""
-    end = record.end or {}
-    speed, seconds = end.get("images_per_second"), end.get("seconds")
-    alone = record.run["environment"].get("device") == "cpu" and record.config.get("threads") == 1
-    if alone and speed and seconds and end.get("cpu_seconds"):
-        return float(speed * seconds / end["cpu_seconds"])
-    return speed
 
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100 * share
-
-
-def _paired(mine: Mapping[str, Any] | None, theirs: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the ratio, seed by seed."""
-    if mine is None or theirs is None:
-        return None
-    pairs = zip(mine["values"], theirs["values"], strict=False)
-    return spread([a / b for a, b in pairs if a is not None and b])
 
 
 def _difference(mine: Mapping[str, Any], base: Mapping[str, Any] | None, label: str) -> float | None:

@@ -119,6 +119,6 @@ ITEM = Item(
     analyse=analyse,
     sheets=sheets,
     draw=draw,
-    paper={"statement": "equations 7 and 8 hold for every training epoch"},
+    paper={"statement": "L_B- <= L_B+ and, at theta + eps, L_B <= L_B+ for every training epoch"},
     notes=("Measured while ESAM trains, on training images without augmentation and in eval mode.",),
 )

@@ -1,6 +1,6 @@
 """The grid search of the appendix: learning rate, weight decay and batch size, tuned for each method separately.
 
-Paper: learning rate .01 to .2, weight decay 5e-4 and 1e-3, batch 64 to 256; it prints the choice alone (Table of A.8).
+Paper: learning rate .01 to .2, weight decay 5e-4 and 1e-3, batch 64 to 256; it prints the choice alone (Table of A.7).
 CPU scale: the same grid with ResNet-8 on 2,500 images of CIFAR-10, 6 epochs, judged on held-out images.
 """
 
@@ -111,7 +111,7 @@ def _name(point: Point) -> str:
 
 ITEM = Item(
     name="grid-search",
-    number="Grid of A.8",
+    number="Grid of A.7",
     title="Grid search of learning rate, weight decay and batch size",
     needs=needs,
     analyse=analyse,

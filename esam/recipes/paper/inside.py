@@ -12,7 +12,7 @@ from esam.reproduce.store import Found
 
 from .common import rows_of
 
-SET_COLOURS = {"B+": "#c4273a", "B-": "#2b87e8", "B": "#66707d", "B_rand": "#66707d"}
+SET_COLOURS = {"B+": "#c4273a", "B-": "#0d8f58", "B": "#66707d", "B_rand": "#66707d"}
 """One colour for a set of samples in every figure."""
 
 

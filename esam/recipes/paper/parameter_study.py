@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 from esam.compare.plan import Comparison
 from esam.report.sheets import Sheet
@@ -15,7 +14,8 @@ from esam.reproduce.item import Item, Needs, Row, Values
 from esam.reproduce.scale import Scale, Task, words
 from esam.reproduce.store import Found
 
-from .common import THREE, figures_of, rows_of, slug, told, with_settings
+from .common import COLOURS, THREE, rows_of, slug, told, with_settings
+from .timing import table_values
 
 SHARES = tuple(round(0.1 * n, 1) for n in range(3, 10))
 STUDIES = {"ESAM-SWP": ("esam-swp", "beta", 0.6), "ESAM-SDS": ("esam-sds", "gamma", 0.5)}
@@ -46,26 +46,26 @@ def _studied(task: Task, comparison: Comparison, label: str, seeds: tuple[int, .
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed for every value, and of SGD, SAM and ESAM."""
-    titles = {row.task: row.title for row in found.needs.rows}
-    return {"tasks": figures_of(found, found.needs.rows), "shares": list(SHARES), "titles": titles}
+    return {**table_values(found), "shares": list(SHARES)}
 
 
 def sheets(measured: Values) -> list[Sheet]:
     """Return one table a task: beta and gamma side by side."""
     every = []
-    for task, methods in measured["tasks"].items():
+    for task in measured["tasks"]:
         lines = []
         for share in measured["shares"]:
-            cells = [_cells(methods[_name(label, share)]) for label in STUDIES]
+            cells = [_cells(measured, task, _name(label, share)) for label in STUDIES]
             lines.append((f"{share:g}", *cells[0], *cells[1]))
-        lines += [(label, *_cells(methods[label]), "", "") for label in ("SGD", "SAM", "ESAM")]
+        lines += [(label, *_cells(measured, task, label), "", "") for label in ("SGD", "SAM", "ESAM")]
         head = ("beta / gamma", "SWP: accuracy, %", "images/s", "SDS: accuracy, %", "images/s")
         every.append(Sheet(measured["titles"][task], head, tuple(lines)))
     return every
 
 
-def _cells(own: dict[str, Any]) -> tuple[str, str]:
-    return told(own["accuracy"], 2), told(own["images_per_second"], 0)
+def _cells(measured: Values, task: str, label: str) -> tuple[str, str]:
+    speed = measured["timed"][task][label]["images_per_second"]
+    return told(measured["tasks"][task][label]["accuracy"], 2), f"{speed:,.0f}"
 
 
 def draw(measured: Values, path: Path) -> list[Path]:
@@ -73,10 +73,11 @@ def draw(measured: Values, path: Path) -> list[Path]:
     from esam.analysis.plot import Dot, dots
 
     written = []
-    for task, methods in measured["tasks"].items():
+    for task in measured["tasks"]:
 
-        def dot(label: str, words: str = "", methods: dict[str, Any] = methods) -> Dot:
-            return Dot(methods[label]["images_per_second"]["mean"], methods[label]["accuracy"]["mean"], words)
+        def dot(label: str, words: str = "", task: str = task) -> Dot:
+            speed, own = measured["timed"][task][label], measured["tasks"][task][label]
+            return Dot(speed["images_per_second"], own["accuracy"]["mean"], words)
 
         connected = {
             f"{label}, {STUDIES[label][1]} .3 to .9": [
@@ -89,6 +90,7 @@ def draw(measured: Values, path: Path) -> list[Path]:
             path.with_name(f"{path.name}-{slug(task)}"),
             connected,
             isolated,
+            colours={**COLOURS, **{name: COLOURS[name.split(",")[0]] for name in connected}},
             x_label="training speed, images/s",
             y_label="test accuracy, %",
             title=measured["titles"][task],

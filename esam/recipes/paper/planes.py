@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,17 +17,24 @@ if TYPE_CHECKING:
     from esam.analysis import Landscape
 
 
-def plane_passes(grid: Grid) -> float:
-    """Return the forward passes of single images that a landscape takes."""
-    return float(grid.points**2 * grid.groups * grid.images)
+COARSE = 7
+"""Points a side of the plane that is measured for every seed; odd, so that theta is in the middle."""
+
+
+def plane_passes(grid: Grid, seeds: int) -> float:
+    """Return the forward passes of single images that a landscape takes, with the coarse ones of all seeds."""
+    return float((grid.points**2 + seeds * COARSE**2) * grid.groups * grid.images)
 
 
 def plane_values(plane: Landscape) -> dict[str, Any]:
-    """Return a plane's axes and mean losses, and by how much the loss rises on it, over the pairs of directions."""
-    middle = tuple(_nearest_to_zero(axis) for axis in plane.axes)
-    rises = [float(group.mean() - group[middle]) for group in plane.losses]
+    """Return a plane's axes and mean losses."""
     mean = [[float(f"{value:.6g}") for value in line] for line in plane.mean.tolist()]
-    return {"axes": [list(axis) for axis in plane.axes], "losses": mean, "rise": spread(rises)}
+    return {"axes": [list(axis) for axis in plane.axes], "losses": mean}
+
+
+def rise_values(coarse: Sequence[Landscape]) -> dict[str, Any]:
+    """Return by how much the loss rises on a coarse plane, the mean over its points, for each seed's model."""
+    return spread([float(plane.mean.mean() - plane.mean[COARSE // 2, COARSE // 2]) for plane in coarse])
 
 
 def draw_planes(methods: Mapping[str, Mapping[str, Any]], path: Path) -> list[Path]:
@@ -56,7 +63,3 @@ def remembered(path: Path, key: dict[str, Any], work: Callable[[], dict[str, Any
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, encode({"key": key, "values": values}))
     return dict(json.loads(path.read_bytes())["values"])
-
-
-def _nearest_to_zero(axis: tuple[float, ...]) -> int:
-    return min(range(len(axis)), key=lambda i: abs(axis[i]))

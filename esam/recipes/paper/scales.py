@@ -23,7 +23,7 @@ TS = tuple(round(0.25 * n - 0.5, 2) for n in range(11))
 
 
 def paper_scale() -> Scale:
-    """The paper's models, data, epochs and hyper-parameters (tables of its appendix A.8)."""
+    """The paper's models, data, epochs and hyper-parameters (tables of its appendix A.7)."""
     cifar = {
         **_on_cifars("ResNet-18", _paper_resnet18),
         **_on_cifars("WRN-28-10", _paper_wrn),

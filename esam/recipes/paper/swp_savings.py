@@ -48,7 +48,7 @@ def needs(scale: Scale) -> Needs:
     units = sum(sizes.serial) + 2 * sum(sizes.crossed)
     words = f"{sizes.serial} and {sizes.crossed} layers of {sizes.width:,} units, {sizes.draws} draws"
     return Needs(
-        flops=float(units * layer * REPEATS * sizes.draws * (1 + len(sizes.betas))),
+        thread_flops=float(units * layer * REPEATS * sizes.draws * (1 + len(sizes.betas))),
         sizes={"MLPs": f"{words}, timed on one CPU thread"},
     )
 
@@ -65,7 +65,7 @@ def analyse(found: Found) -> Values:
         key |= {"batch": sizes.batch, "draws": sizes.draws}
 
         def work(case: str = case, layers: tuple[int, ...] = layers) -> dict[str, Any]:
-            found.tell(f"timing MLPs of {', '.join(map(str, layers))} layers, {WORDS[case]}")
+            what = f"timing MLPs of {', '.join(map(str, layers))} layers, {WORDS[case]}"
             savings = measure_savings(
                 CASES[case],
                 layers=layers,
@@ -73,6 +73,7 @@ def analyse(found: Found) -> Values:
                 width=sizes.width,
                 batch=sizes.batch,
                 draws=sizes.draws,
+                progress=found.progress(what),
             )
             return savings_json(savings, fit_savings(savings))
 
@@ -134,7 +135,7 @@ def draw(measured: Values, path: Path) -> list[Path]:
 
 ITEM = Item(
     name="swp-savings",
-    number="Tables of A.5",
+    number="Tables of A.4",
     title="What SWP saves: g(N, beta) on MLPs",
     needs=needs,
     analyse=analyse,

@@ -1,6 +1,6 @@
 """How fast is each method of a table? Its steps timed in turn with SAM's in one run: what disturbs one disturbs all.
 
-The images a second of training runs, made at different times on a machine that may have been busy, stand beside it.
+The times of training runs, made one after the other on a machine that may have been busy, are not compared.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ def table_values(found: Found) -> dict[str, Any]:
 
 
 def timed(found: Found, rows: Iterable[Row]) -> dict[str, dict[str, Any]]:
-    """Return each method's speed over SAM's by task: the ratio of totals, an interval of the median, and n rounds."""
+    """Return, by task, each method's images a second, its speed over SAM's and its time over the base optimizer's.
+
+    The ratios are those of totals, with an interval of the median over n rounds.
+    """
     tasks: dict[str, dict[str, Config]] = {}
     for row in rows:
         tasks.setdefault(row.task, {})[row.label] = configs([row])[0]
@@ -64,18 +67,24 @@ def _timed_task(found: Found, task: str, methods: dict[str, Config]) -> dict[str
     def work() -> dict[str, Any]:
         found.tell(f"timing {', '.join(methods)} in turn: {bench.model}, batch {bench.batch_size}")
         rows = bench_steps(bench, contenders)["contenders"]
-        return {
-            label: _over_sam(rows[name]["time / sam"], rows[name]["units"])
-            for label, name in zip(methods, contenders, strict=True)
-        }
+        return {label: _speed(rows[name], bench.batch_size) for label, name in zip(methods, contenders, strict=True)}
 
-    key = {"bench": asdict(bench), "methods": {label: own.given() for label, own in methods.items()}}
+    key = {"format": 2, "bench": asdict(bench), "methods": {label: own.given() for label, own in methods.items()}}
     try:
         return remembered(found.kept(f"timed-{slug(task)}-{len(methods)}{'d' * (DEFAULT in methods)}"), key, work)
     finally:
         torch.set_num_threads(threads)
 
 
-def _over_sam(time: dict[str, Any], counted: float) -> dict[str, Any]:
-    low, high = time["interval"]
-    return {"ratio": 1 / time["of totals"], "interval": [1 / high, 1 / low], "n": time["n"], "counted": 6 / counted}
+def _speed(row: dict[str, Any], batch_size: int) -> dict[str, Any]:
+    over_sam, over_base = row["time / sam"], row["time / sgd"]
+    low, high = over_sam["interval"]
+    return {
+        "images_per_second": batch_size / row["seconds"]["median"],
+        "ratio": 1 / over_sam["of totals"],
+        "interval": [1 / high, 1 / low],
+        "time": over_base["of totals"],
+        "time interval": over_base["interval"],
+        "n": over_sam["n"],
+        "counted": 6 / row["units"],
+    }
