@@ -15,7 +15,11 @@ from esam.optim.randomness import random_state, replayed
 
 Parameters = Mapping[str, Tensor]
 Objective = Callable[[Parameters], Tensor]
-"""Parameters by name -> mean loss over a fixed set, the same each time it is asked."""
+"""Parameters by name -> mean loss over a fixed set, the same each time it is asked.
+
+A function of your own must leave its model alone by itself: BatchNorm in training mode moves its statistics even where
+the answer is the same. ``ModelObjective`` takes care of that.
+"""
 Loss = Callable[[Any, Tensor], Tensor]
 """(outputs, targets) -> one loss per sample."""
 Batch = tuple[Any, Tensor]
