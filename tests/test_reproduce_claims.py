@@ -170,6 +170,12 @@ def test_a_minimum_is_flatter_when_it_is_so_by_two_standard_errors(sam, sgd, ver
     assert flatter("SAM", "trace")({"methods": {"SAM": {"trace": sam}, "SGD": {"trace": sgd}}})[1] == verdict
 
 
+def test_a_flat_place_tells_how_far_the_images_are_fitted_there():
+    sgd, sam = ({"trace": spread(mean, 0.1, 3), "loss": spread(loss)} for mean, loss in ((2.0, 0.01), (1.0, 1.2)))
+    told, _ = flatter("SAM", "trace")({"methods": {"SAM": sam, "SGD": sgd}})
+    assert told.endswith("(n = 3 seeds); training loss 1.2 and 0.01")
+
+
 def test_the_parts_of_a_verdict_are_right():
     assert standard_error(spread(0, 3.0, 9), spread(0, 4.0, 16)) == pytest.approx(2**0.5)
     assert standard_error(spread(0, None, 1), spread(0, 4.0, 16)) is None

@@ -290,7 +290,10 @@ def flatter(method: str, key: str) -> Callable[[Mapping[str, Any]], Finding]:
         mine, theirs = values["methods"][method][key], values["methods"][base][key]
         if mine["mean"] is None or theirs["mean"] is None:
             return "not finite", UNTESTED
-        told = f"{_three(mine)} and {base} {_three(theirs)} (n = {mine['n']})"
+        told = f"{_three(mine)} and {base} {_three(theirs)} (n = {mine['n']} seeds)"
+        losses = [values["methods"][label].get("loss") for label in (method, base)]
+        if all(losses):  # one that has not fitted its images is flat for that alone
+            told += "; training loss {:.2g} and {:.2g}".format(*(loss["mean"] for loss in losses))
         return told, _greater(theirs, mine)
 
     return judge
