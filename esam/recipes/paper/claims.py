@@ -393,9 +393,9 @@ CLAIMS = (
     Claim("B+ is nearer to B than a random half", "much higher cosine", "cosines", higher_cosine("B+", "B_rand")),
     Claim(
         "The loss of B+ rises most along eps",
-        "its Figure 2; by construction",
+        "as in its Figure 2",
         "sds-illustration",
-        every_batch("B+ rises more than B-"),
+        every_batch("B+ rises more than B- wherever looked"),
     ),
     Claim("Smaller beta is more linear", "zeta falls with beta", "linearity", more_linear("divided")),
     Claim(

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from esam.compare.plan import Comparison
 from esam.recipes.cifar import cifar10_small
 from esam.reproduce.scale import Grid, Look, Savings, Scale, Search, Task
 from esam.train.config import Config
+
+from .common import with_settings
 
 HUB = {"CIFAR-10": "uoft-cs/cifar10", "CIFAR-100": "uoft-cs/cifar100", "ImageNet": "ILSVRC/imagenet-1k"}
 CIFARS = ("CIFAR-10", "CIFAR-100")
@@ -204,7 +207,7 @@ def _cpu_vit() -> Comparison:
 
 def _search(start: Comparison) -> Search:
     """The appendix's grid, one seed, judged on held-out training images and not on the test set."""
-    start = dataclasses.replace(_smaller(start, validation=True), seeds=start.seeds[:1])
+    start = dataclasses.replace(with_settings(start, validation=True), seeds=start.seeds[:1])
     return Search(start, (0.01, 0.05, 0.1, 0.2), (5e-4, 1e-3), (64, 128, 256))
 
 
@@ -212,12 +215,8 @@ def _on_cifars(model: str, recipe: Callable[[str], Comparison]) -> dict[Task, Co
     return {(model, data): recipe(HUB[data]) for data in CIFARS}
 
 
-def _shorter(comparison: Comparison, epochs: int, **changes: object) -> Comparison:
-    return _smaller(comparison, epochs=epochs, evaluate_every=epochs, **changes)
-
-
-def _smaller(comparison: Comparison, **changes: object) -> Comparison:
-    return dataclasses.replace(comparison, config=dataclasses.replace(comparison.config, **changes))  # type: ignore[arg-type]
+def _shorter(comparison: Comparison, epochs: int, **changes: Any) -> Comparison:
+    return with_settings(comparison, epochs=epochs, evaluate_every=epochs, **changes)
 
 
 def _ten_betas() -> tuple[float, ...]:
