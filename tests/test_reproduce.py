@@ -152,6 +152,18 @@ def test_a_damaged_result_is_refused_with_the_way_out(tmp_path):
         store.result(ITEMS["table1"])
 
 
+def test_results_of_an_earlier_version_count_as_not_made_and_of_a_later_one_are_refused(everything, tmp_path):
+    made, _ = everything
+    store = Store(tmp_path, made.scale)
+    store.folder.mkdir()
+    text = (made.folder / "table1.json").read_text()
+    (store.folder / "table1.json").write_text(text.replace('"format": 2', '"format": 1', 1))
+    assert store.result(ITEMS["table1"]) is None
+    (store.folder / "table1.json").write_text(text.replace('"format": 2', '"format": 3', 1))
+    with pytest.raises(ValueError, match="that this version reads; delete it, or upgrade esam"):
+        store.result(ITEMS["table1"])
+
+
 # Interruption --------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from esam.analyze import TrainedRun
 
 CHECKPOINT_NAME = "checkpoint.pt"
-FORMAT = 1
+FORMAT = 2
+"""Of the results; what an earlier version of this package measured may mean something else, and is made again."""
 Tell = Callable[[str], None]
 
 
@@ -130,7 +131,7 @@ class Store:
         return path
 
     def result(self, item: Item) -> dict[str, Any] | None:
-        """Return an item's results, None if it has not been made."""
+        """Return an item's results, None if it has not been made, or by an earlier version."""
         path = self.path(item).with_suffix(".json")
         if not path.exists():
             return None
@@ -139,9 +140,11 @@ class Store:
             known = result["kind"] == "reproduction" and result["item"] == item.name
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} holds no results ({error}); delete it and make the item again") from error
-        if not known or result.get("format") != FORMAT:
-            raise ValueError(f"{path} holds no results of {item.name} in format {FORMAT}; make the item again")
-        return result
+        if not known or result.get("format", 0) > FORMAT:
+            raise ValueError(
+                f"{path} holds no results of {item.name} that this version reads; delete it, or upgrade esam"
+            )
+        return result if result.get("format") == FORMAT else None
 
     def _seen(self, run: PlannedRun, look: Look) -> bool:
         """Tell whether a run was trained to its end and looked into as asked."""
