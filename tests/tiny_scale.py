@@ -44,6 +44,7 @@ def tiny_scale(**changes):
         defaults=(("ResNet-18", "CIFAR-10"),),
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),
+        study_shares=(0.3, 0.5, 0.6, 0.9),
         observed=(("ResNet-18", "CIFAR-10"), ("WRN-28-10", "CIFAR-10")),
         look=Look(2, 2, 10, gamma=0.5, rho=0.05, betas=BETAS, draws=1, ts=TS, mean_draws=5),
         landscape=(("ResNet-18", "CIFAR-10"), first),

@@ -82,6 +82,8 @@ class Scale:
     """Where ESAM as this package has it by default gets a row beside the paper's form."""
     study: tuple[Task, ...]
     study_seeds: tuple[int, ...]
+    study_shares: tuple[float, ...]
+    """Values of beta and of gamma."""
     observed: tuple[Task, ...]
     look: Look
     landscape: tuple[Task, Comparison]

@@ -1,6 +1,6 @@
 """The parameter study: ESAM-SWP over beta and ESAM-SDS over gamma, .3 to .9, accuracy against speed.
 
-Paper: ResNet-18 and WRN-28-10 on both CIFARs. CPU scale: ResNet-8 on CIFAR-10, one seed for each value.
+Paper: ResNet-18 and WRN-28-10 on both CIFARs. CPU scale: ResNet-8 on CIFAR-10, one seed for each of five values.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from esam.compare.plan import Comparison
 from esam.report.sheets import Sheet
 from esam.reproduce.item import Item, Needs, Row, Values
 from esam.reproduce.scale import Scale, Task, words
@@ -17,7 +16,6 @@ from esam.reproduce.store import Found
 from .common import COLOURS, THREE, rows_of, slug, told, with_settings
 from .timing import table_values
 
-SHARES = tuple(round(0.1 * n, 1) for n in range(3, 10))
 STUDIES = {"ESAM-SWP": ("esam-swp", "beta", 0.6), "ESAM-SDS": ("esam-sds", "gamma", 0.5)}
 """The method, its parameter, and the method's default for it."""
 
@@ -28,17 +26,17 @@ def needs(scale: Scale) -> Needs:
     for task in scale.study:
         rows += rows_of(task, scale.cifar[task], THREE)
         for label in STUDIES:
-            rows += _studied(task, scale.cifar[task], label, scale.study_seeds)
-    return Needs(rows=tuple(rows), sizes={"beta and gamma": ", ".join(map(str, SHARES))})
+            rows += _studied(scale, task, label)
+    return Needs(rows=tuple(rows), sizes={"beta and gamma": ", ".join(map(str, scale.study_shares))})
 
 
-def _studied(task: Task, comparison: Comparison, label: str, seeds: tuple[int, ...]) -> list[Row]:
-    method, parameter, default = STUDIES[label]
+def _studied(scale: Scale, task: Task, label: str) -> list[Row]:
+    (method, parameter, default), comparison = STUDIES[label], scale.cifar[task]
     rows = []
-    for share in SHARES:
+    for share in scale.study_shares:
         # a run that leaves the parameter to its default is the ablation's, and is shared
         value = None if getattr(comparison.config, parameter) is None and share == default else share
-        one = dataclasses.replace(with_settings(comparison, **{parameter: value}), seeds=seeds)
+        one = dataclasses.replace(with_settings(comparison, **{parameter: value}), seeds=scale.study_seeds)
         row = rows_of(task, one, (method,))[0]
         rows.append(dataclasses.replace(row, label=_name(label, share)))
     return rows
@@ -46,7 +44,7 @@ def _studied(task: Task, comparison: Comparison, label: str, seeds: tuple[int, .
 
 def analyse(found: Found) -> Values:
     """Return accuracy and speed for every value, and of SGD, SAM and ESAM."""
-    return {**table_values(found), "shares": list(SHARES)}
+    return {**table_values(found), "shares": list(found.scale.study_shares)}
 
 
 def sheets(measured: Values) -> list[Sheet]:

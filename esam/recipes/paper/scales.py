@@ -45,6 +45,7 @@ def paper_scale() -> Scale:
         defaults=(("ResNet-18", "CIFAR-10"), ("ResNet-18", "CIFAR-100")),
         study=four,
         study_seeds=(0, 1, 2),
+        study_shares=(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
         observed=four,
         look=Look(1, 4, 128, gamma=0.5, rho=0.05, betas=BETAS, draws=3, ts=TS, mean_draws=200),
         landscape=(("ResNet-50", "ImageNet"), resnet50),
@@ -77,6 +78,7 @@ def cpu_scale() -> Scale:
         defaults=(("ResNet-18", "CIFAR-10"), ("ResNet-18", "CIFAR-100")),
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),
+        study_shares=(0.3, 0.5, 0.6, 0.7, 0.9),
         observed=tuple(task for task in cifar if task[0] != "PyramidNet-110"),
         look=Look(4, 4, 64, gamma=0.5, rho=0.05, betas=BETAS, draws=3, ts=TS, mean_draws=200),
         landscape=(("ResNet-18", "CIFAR-10"), resnet18),
@@ -163,14 +165,14 @@ def _cpu_resnet(data: str) -> Comparison:
 
 
 def _cpu_imagenet(model: str) -> Comparison:
-    """5,000 images of CIFAR-100, 6 epochs, batch 128, Inception-style crops, m 32, gamma .7, 2 seeds."""
+    """5,000 images of CIFAR-100, 5 epochs, batch 128, Inception-style crops, m 32, gamma .7, 2 seeds."""
     config = Config(
         data=HUB["CIFAR-100"],
         model=model,
         train_size=5_000,
-        epochs=6,
+        epochs=5,
         batch_size=128,
-        evaluate_every=6,
+        evaluate_every=5,
         augment="inception",
         rho=0.05,
         gamma=0.7,
