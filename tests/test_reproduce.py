@@ -269,7 +269,7 @@ def test_the_study_shares_the_ablations_run_at_the_default_beta_and_gamma(tmp_pa
     scale = SCALES["cpu"]()
     store = Store(tmp_path, scale)
     study, ablation = (set(store.needed(ITEMS[name].needs(scale))) for name in ("parameter-study", "table3"))
-    assert len(study & ablation) == 9 + 2 and len(study) == 9 + 10
+    assert len(study & ablation) == 9 + 1 and len(study) == 9 + 8
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -372,9 +372,9 @@ def test_the_list_tells_states_and_counts_each_run_once(everything, tmp_path):
     assert 0 == left_of_all(ITEMS, store) < left_of_all(ITEMS, fresh) < each
 
 
-def test_the_cpu_scale_takes_about_four_hours_on_two_cores(tmp_path):
+def test_the_cpu_scale_takes_three_to_four_hours_on_two_cores(tmp_path):
     store = Store(tmp_path, SCALES["cpu"]())
-    assert 3 < hours(left_of_all(ITEMS, store), "CPU") / 2 < 4.5
+    assert 2.5 < hours(left_of_all(ITEMS, store), "CPU") / 2 < 4.5
 
 
 # The command ---------------------------------------------------------------------------------------------------------
