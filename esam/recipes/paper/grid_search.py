@@ -101,8 +101,8 @@ def draw(measured: Values, path: Path) -> list[Path]:
     for label, points in measured["methods"].items():
         lrs = sorted({point["lr"] for point in points})
         drawn[label] = Curve(lrs, [max(p["accuracy"] for p in points if p["lr"] == lr) for lr in lrs])
-    label = "held-out accuracy, %, best of the others"
-    return curves(path, drawn, x_label="learning rate", y_label=label, title="Grid search")
+    title = "Best over weight decays and batch sizes"
+    return curves(path, drawn, x_label="learning rate", y_label="held-out accuracy, %", title=title)
 
 
 def _name(point: Point) -> str:
