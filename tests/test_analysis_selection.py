@@ -1,6 +1,10 @@
 """Are selection, linearity and the savings of SWP what plain loops and hand-worked numbers say?"""
 
+import ctypes
 import math
+import platform
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -8,7 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from esam.analysis import ModelObjective, gradient_cosines, linearity, losses_along, sam_eps, select
-from esam.analysis.cost import CASES, Fit, Saving, fit_savings, measure_savings, predicted, savings_json
+from esam.analysis.cost import (
+    CASES,
+    Fit,
+    Saving,
+    fit_savings,
+    keep_freed_memory,
+    measure_savings,
+    predicted,
+    savings_json,
+)
 from esam.analysis.objective import value_and_gradient
 
 # Linearity -----------------------------------------------------------------------------------------------------------
@@ -187,6 +200,14 @@ def test_swp_asks_for_the_drawn_gradients_alone_and_counts_the_fastest_of_its_pa
     (found,) = measure_savings(CASES["serial"], layers=[40], betas=[0.1], width=2, batch=2, draws=2)
     assert asked[:3] == [40] * 3 and 0 < max(asked[3:6]) < 20
     assert found.saved == 1 - 1 / 4 and found.error == 0
+
+
+def test_freed_memory_can_be_kept_where_the_c_library_knows_how_to(monkeypatch):
+    program = "from esam.analysis.cost import keep_freed_memory; print(keep_freed_memory())"  # it lasts: elsewhere
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == str(sys.platform == "linux" and platform.libc_ver()[0] == "glibc")
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
+    assert not keep_freed_memory()
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -150,9 +150,19 @@ def test_linearity_must_fall_with_beta_and_below_sam(zetas, sam, verdict):
     ("r_squared", "k2", "verdict"), [(0.99, 0.1, HOLDS), (0.9, 0.1, FAILS), (0.99, 0.03, UNTESTED), (0.99, -0.1, FAILS)]
 )
 def test_the_form_of_g_must_explain_the_measurements_by_both_terms_in_both_cases(r_squared, k2, verdict):
-    case = {"fit": {"k1": 0.3, "k2": 0.1, "k2_error": 0.02, "r_squared": 0.99}, "savings": [{}] * 4}
+    case = {
+        "fit": {"k1": 0.3, "k2": 0.1, "k2_error": 0.02, "r_squared": 0.99},
+        "savings": [{"saved": 1, "predicted": 0, "error": 0.1}] * 4,
+    }
     other = {**case, "fit": {**case["fit"], "r_squared": r_squared, "k2": k2}}
     assert fits({"serial": case, "crossed": other})[1] == verdict
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(0.01, FAILS), (0.1, UNTESTED)])
+def test_a_form_that_explains_little_fails_only_where_noise_does_not_explain_the_rest(error, verdict):
+    fit = {"k1": 0.3, "k2": 0.1, "k2_error": 0.02, "r_squared": 0.9}
+    savings = [{"saved": 0.3, "predicted": 0.25, "error": error}] * 4
+    assert fits({"serial": {"fit": fit, "savings": savings}})[1] == verdict
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ not computed, k2 for the layers before the first drawn one, where backward stops
 
 from __future__ import annotations
 
+import ctypes
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -96,6 +97,21 @@ class Crossed(nn.Module):
 CASES: dict[str, Build] = {"serial": Serial, "crossed": Crossed}
 
 
+def keep_freed_memory() -> bool:
+    """Let this process keep the memory that it frees, for as long as it lives; tell whether the C library can (glibc).
+
+    Page faults that come and go with what is given back would else hide much of what is measured.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, TypeError, AttributeError):
+        return False
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # the parameters of malloc.h
+    sizes = ((trim_threshold, 2**31 - 1), (top_pad, 2**28), (mmap_threshold, 2**30))
+    taken = [bool(mallopt(parameter, size)) for parameter, size in sizes]
+    return all(taken)
+
+
 def measure_savings(
     build: Build,
     *,
@@ -111,7 +127,8 @@ def measure_savings(
 
     In every draw SAM and all betas are timed in turn, by processor time, and the ratio is taken within the draw: what
     disturbs the machine disturbs them alike. Each counts with the fastest of a few equal passes: the first finds memory
-    as another left it, and any of them can be disturbed. Use one thread (torch.set_num_threads(1)).
+    as another left it, and any of them can be disturbed. Use one thread (torch.set_num_threads(1)) and, in a process
+    that does nothing else, ``keep_freed_memory``.
     """
     if draws < 2:
         raise ValueError(f"draws must be 2 or more, for a spread, got {draws!r}")

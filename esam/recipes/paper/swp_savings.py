@@ -57,7 +57,7 @@ def analyse(found: Found) -> Values:
     """Return the measured savings and the fit for both cases; each case is kept once it is done."""
     import torch
 
-    from esam.analysis.cost import CASES, fit_savings, measure_savings, savings_json
+    from esam.analysis.cost import CASES, fit_savings, keep_freed_memory, measure_savings, savings_json
 
     sizes, measured = found.scale.savings, {}
     for case, layers in (("serial", sizes.serial), ("crossed", sizes.crossed)):
@@ -66,6 +66,7 @@ def analyse(found: Found) -> Values:
 
         def work(case: str = case, layers: tuple[int, ...] = layers) -> dict[str, Any]:
             what = f"timing MLPs of {', '.join(map(str, layers))} layers, {WORDS[case]}"
+            keep_freed_memory()
             savings = measure_savings(
                 CASES[case],
                 layers=layers,
