@@ -117,7 +117,9 @@ def accuracy_sheet(title: str, measured: Mapping[str, Any], paper: Mapping[str, 
                     told(own["best"], 2),
                     _paper_accuracy(printed),
                     _signed(own["gain"]),
-                    f"{printed['accuracy'] - base['accuracy']:+.2f}" if printed and base else ABSENT,
+                    f"{printed['accuracy'] - base['accuracy']:+.2f}"
+                    if printed and base and printed != base
+                    else ABSENT,
                     f"{turn['images_per_second']:,.0f}",
                     f"{100 * turn['ratio']:.1f} %",
                     f"{100 * turn['counted']:.1f} %",
