@@ -269,7 +269,7 @@ def test_the_study_shares_the_ablations_run_at_the_default_beta_and_gamma(tmp_pa
     scale = SCALES["cpu"]()
     store = Store(tmp_path, scale)
     study, ablation = (set(store.needed(ITEMS[name].needs(scale))) for name in ("parameter-study", "table3"))
-    assert len(study & ablation) == 9 + 1 and len(study) == 9 + 8
+    assert len(study & ablation) == 9 + 2 and len(study) == 9 + 8
 
 
 @pytest.mark.parametrize("scale", SCALES)

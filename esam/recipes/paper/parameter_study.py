@@ -1,6 +1,6 @@
 """The parameter study: ESAM-SWP over beta and ESAM-SDS over gamma, .3 to .9, accuracy against speed.
 
-Paper: ResNet-18 and WRN-28-10 on both CIFARs. CPU scale: ResNet-8 on CIFAR-10, one seed for each of four values.
+Paper: ResNet-18 and WRN-28-10 on both CIFARs. CPU scale: WRN-10-1 on CIFAR-10, one seed for each of four values.
 """
 
 from __future__ import annotations

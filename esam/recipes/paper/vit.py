@@ -1,6 +1,6 @@
 """The table of ViT-S/16 in the appendix: SGD, SAM, ESAM-SWP, ESAM-SDS and ESAM on ImageNet.
 
-Paper: one run each, beta .5, gamma .7. CPU scale: ViT-tiny on 1,000 images of CIFAR-10, 4 epochs, 2 seeds.
+Paper: one run each, beta .5, gamma .7. CPU scale: ViT-tiny on 1,000 images of CIFAR-10, 4 epochs, one seed.
 """
 
 from __future__ import annotations
