@@ -256,17 +256,15 @@ def dots(
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        for number, (name, row) in enumerate(connected.items()):
-            side = (
-                {"xytext": (5, 5), "va": "bottom"} if number % 2 else {"xytext": (-5, -5), "va": "top", "ha": "right"}
-            )
+        for name, row in connected.items():
             axes.plot([d.x for d in row], [d.y for d in row], "o-", color=own[name], markersize=4.5, lw=1.2, label=name)
-            for dot in row:
-                where = {**side, "textcoords": "offset points", "fontsize": 7}
+            for number, dot in enumerate(row):  # above and below in turn: neighbours may lie close
+                up = {"xytext": (0, 5), "va": "bottom"} if number % 2 else {"xytext": (0, -5), "va": "top"}
+                where = {**up, "ha": "center", "textcoords": "offset points", "fontsize": 7}
                 axes.annotate(dot.words, (dot.x, dot.y), color=own[name], **where)
         for name, dot in isolated.items():
             axes.plot(dot.x, dot.y, "o", color=own[name], markersize=10, markeredgecolor="white", zorder=3)
-            where = {"xytext": (0, 8), "textcoords": "offset points", "fontweight": "bold", "ha": "center"}
+            where = {"xytext": (0, 14), "textcoords": "offset points", "fontweight": "bold", "ha": "center"}
             axes.annotate(dot.words or name, (dot.x, dot.y), color=own[name], **where)
         axes.margins(x=0.12, y=0.12)
         _finish(axes, x_label, y_label, title, legend=bool(connected))
