@@ -324,11 +324,12 @@ def test_an_interrupted_landscape_evaluates_the_missing_points_only(tmp_path):
         return saddle(p)
 
     theta = {"a": float64(1), "b": float64(2)}
-    arguments = {"ts": even_axis(1.0, 30), "path": tmp_path / "line.json"}
+    groups, axes = [(counted, [{"a": float64(1)}])], [even_axis(1.0, 30)]
+    kept = {"path": tmp_path / "line.json", "way": LOOP}  # one call a point
     with pytest.raises(Interrupted):
-        line(counted, theta, {"a": float64(1)}, **arguments, progress=stop_at(25))
+        landscape(groups, theta, axes, **kept, progress=stop_at(25))
     calls.clear()
-    line(counted, theta, {"a": float64(1)}, **arguments)
+    landscape(groups, theta, axes, **kept)
     assert len(calls) == 5 + 2  # and that it repeats
 
 
