@@ -86,7 +86,7 @@ def cpu_scale() -> Scale:
         adversarial=(("ResNet-18", "CIFAR-10"), resnet18),
         adversarial_plane=Grid(points=21, groups=2, reach=0.5, images=500),
         vectors=20,
-        savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=256, batch=128, draws=20),
+        savings=Savings((50, 75, 100, 125), (25, 50, 65, 75), _ten_betas(), width=256, batch=128, draws=45),
         search=_search(_shorter(resnet18, 6)),
         rounds=20,
     )
