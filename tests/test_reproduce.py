@@ -21,7 +21,7 @@ from esam.reproduce import worker
 from esam.reproduce.cost import forward_flops, hours, run_flops, training_images, units
 from esam.reproduce.item import Needs, Row
 from esam.reproduce.make import MissingData, data_here, make, write_report
-from esam.reproduce.observe import Observer, observed, read_observations
+from esam.reproduce.observe import Observer, observed, read_observations, write_look
 from esam.reproduce.store import CHECKPOINT_NAME, Store, configs
 from esam.reproduce.text import item_list, left, left_of_all, plan_text, state
 from esam.train.checkpoint import Checkpoint
@@ -162,6 +162,23 @@ def test_results_of_an_earlier_version_count_as_not_made_and_of_a_later_one_are_
     (store.folder / "table1.json").write_text(text.replace('"format": 2', '"format": 3', 1))
     with pytest.raises(ValueError, match="that this version reads; delete it, or upgrade esam"):
         store.result(ITEMS["table1"])
+
+
+def test_what_could_not_be_drawn_is_refused_before_anything_is_trained(tmp_path, monkeypatch):
+    monkeypatch.setattr("esam.reproduce.make.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"matplotlib and curvlinops must be installed: pip install torch-esam"):
+        make(ITEMS["landscapes"], Store(tmp_path, tiny_scale()), watch=lambda launcher: pytest.fail("it trains"))
+
+
+@pytest.mark.parametrize(("own", "taken"), [(0.2, 0.2), (None, 0.05)])
+def test_an_observed_run_is_looked_at_as_far_as_it_perturbs_itself(tmp_path, monkeypatch, own, taken):
+    config, looks = dataclasses.replace(CONFIG, method="esam", rho=own), []
+    (tmp_path / "config.json").write_text(json.dumps(config.as_json()))
+    write_look(tmp_path, dataclasses.replace(tiny_scale().look, rho=0.05))
+    monkeypatch.setattr(worker, "Observer", lambda folder, look, epochs: looks.append(look))
+    monkeypatch.setattr(worker, "run", lambda *_, **__: None)
+    worker.main(tmp_path)
+    assert looks[0].rho == taken
 
 
 # Interruption --------------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 import pytest
 
 from esam.recipes.paper import ITEMS
-from esam.recipes.paper.claims import (
-    CLAIMS,
+from esam.recipes.paper.claims import CLAIMS, judged
+from esam.recipes.paper.verdicts import (
     FAILS,
     HOLDS,
     UNTESTED,
@@ -17,7 +17,6 @@ from esam.recipes.paper.claims import (
     fits,
     flatter,
     higher_cosine,
-    judged,
     more_linear,
     rank_correlation,
     standard_error,

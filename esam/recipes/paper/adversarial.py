@@ -14,10 +14,11 @@ from esam.reproduce.scale import Scale
 from esam.reproduce.store import Found
 
 from .common import THREE, rows_of, told
-from .planes import COARSE, draw_planes, plane_passes, plane_values, rise_values
+from .planes import draw_planes, plane_passes, planes_of
 
 if TYPE_CHECKING:
     from esam.analysis import Landscape
+    from esam.analysis.landscape import Progress
     from esam.analyze import TrainedRun
 
 
@@ -32,24 +33,18 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return each method's plane, and the loss's rise on it over the seeds."""
-    grid, methods = found.scale.adversarial_plane, {}
-    for row in found.needs.weights:
-        runs = found.trained(row, images=grid.images)
-        whole = _plane(found, row.label, runs[min(runs)], grid.points)
-        coarse = [_plane(found, row.label, run, COARSE) for run in runs.values()]
-        methods[row.label] = {**plane_values(whole), "rise": rise_values(coarse)}
-    return {"task": found.needs.weights[0].title, "methods": methods}
-
-
-def _plane(found: Found, label: str, run: TrainedRun, points: int) -> Landscape:
     from esam.analysis import adversarial_plane, even_axis, landscape
 
-    grid, objective, theta = found.scale.adversarial_plane, run.objective, run.objective.parameters
-    groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
-    what = f"adversarial landscape of {label}, seed {run.record.seed}, {points} x {points} points, {grid.groups} groups"
-    kept = found.kept(f"adversarial-{label.lower()}-{run.record.run['id']}" + f"-{points}" * (points == COARSE))
-    axis = even_axis(grid.reach, points)
-    return landscape(groups, theta, [axis, axis], path=kept, progress=found.progress(what))
+    grid = found.scale.adversarial_plane
+
+    def look(run: TrainedRun, points: int, path: Path, progress: Progress) -> Landscape:
+        objective, theta = run.objective, run.objective.parameters
+        groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
+        return landscape(groups, theta, [even_axis(grid.reach, points)] * 2, path=path, progress=progress)
+
+    rows = found.needs.weights
+    methods = {row.label: planes_of(found, row, grid, "adversarial landscape", look) for row in rows}
+    return {"task": rows[0].title, "methods": methods}
 
 
 def sheets(measured: Values) -> list[Sheet]:

@@ -167,12 +167,12 @@ def speed_bar(measured: Mapping[str, Any], task: str, label: str) -> Bar:
     return Bar(measured["timed"][task][label]["images_per_second"], None)
 
 
-def told(value: Mapping[str, Any] | None, decimals: int, *, factor: float = 1.0, unit: str = "") -> str:
+def told(value: Mapping[str, Any] | None, decimals: int) -> str:
     """Write mean ± standard deviation."""
     if value is None or value["mean"] is None:
         return ABSENT
-    text = f"{factor * value['mean']:,.{decimals}f}"
-    return text + (f" ± {factor * value['std']:,.{decimals}f}" if value["std"] is not None else "") + unit
+    text = f"{value['mean']:,.{decimals}f}"
+    return text + (f" ± {value['std']:,.{decimals}f}" if value["std"] is not None else "")
 
 
 def mean_over(values: Iterable[float | None]) -> float | None:

@@ -15,10 +15,11 @@ from esam.reproduce.scale import Scale
 from esam.reproduce.store import Found
 
 from .common import THREE, rows_of, spread, told
-from .planes import COARSE, draw_planes, plane_passes, plane_values, remembered, rise_values
+from .planes import draw_planes, plane_passes, planes_of, remembered
 
 if TYPE_CHECKING:
     from esam.analysis import Landscape
+    from esam.analysis.landscape import Progress
     from esam.analyze import TrainedRun
 
 MATVECS = 60
@@ -41,30 +42,15 @@ def analyse(found: Found) -> Values:
     from esam.analyze import random_landscape
 
     grid, methods = found.scale.random_plane, {}
+
+    def look(run: TrainedRun, points: int, path: Path, progress: Progress) -> Landscape:
+        return random_landscape(run, points=points, reach=grid.reach, groups=grid.groups, path=path, progress=progress)
+
     for row in found.needs.weights:
-        runs = found.trained(row, images=grid.images)
-
-        def plane(run: TrainedRun, points: int, label: str = row.label) -> Landscape:
-            what = f"landscape of {label}, seed {run.record.seed}, {points} x {points} points"
-            return random_landscape(
-                run,
-                points=points,
-                reach=grid.reach,
-                groups=grid.groups,
-                path=found.kept(
-                    f"landscapes-{label.lower()}-{run.record.run['id']}" + f"-{points}" * (points == COARSE)
-                ),
-                progress=found.progress(f"{what}, {grid.groups} pairs of directions"),
-            )
-
-        whole = plane(runs[min(runs)], grid.points)
-        coarse = [plane(run, COARSE) for run in runs.values()]
-        curvature = [_curvature(found, run) for run in runs.values()]
-        methods[row.label] = {
-            **plane_values(whole),
-            "rise": rise_values(coarse),
-            **{key: spread([one[key] for one in curvature]) for key in ("loss", "sharpness", "eigenvalue", "trace")},
-        }
+        plane = planes_of(found, row, grid, "landscape", look)
+        curvature = [_curvature(found, run) for run in found.trained(row, images=grid.images).values()]
+        keys = ("loss", "sharpness", "eigenvalue", "trace")
+        methods[row.label] = {**plane, **{key: spread([one[key] for one in curvature]) for key in keys}}
     return {"task": found.needs.weights[0].title, "methods": methods}
 
 

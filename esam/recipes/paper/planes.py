@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esam.files import write_atomically
+from esam.reproduce.item import Row
 from esam.reproduce.scale import Grid
+from esam.reproduce.store import Found
 from esam.train.record import encode
 
-from .common import spread
+from .common import slug, spread
 
 if TYPE_CHECKING:
     from esam.analysis import Landscape
+    from esam.analysis.landscape import Progress
+    from esam.analyze import TrainedRun
 
+    Look = Callable[[TrainedRun, int, Path, Progress], Landscape]
+    """(run, points a side, where to keep what is done, progress) -> its plane."""
 
 COARSE = 7
 """Points a side of the plane that is measured for every seed; odd, so that theta is in the middle."""
@@ -26,15 +32,23 @@ def plane_passes(grid: Grid, seeds: int) -> float:
     return float((grid.points**2 + seeds * COARSE**2) * grid.groups * grid.images)
 
 
-def plane_values(plane: Landscape) -> dict[str, Any]:
-    """Return a plane's axes and mean losses."""
+def planes_of(found: Found, row: Row, grid: Grid, kind: str, look: Look) -> dict[str, Any]:
+    """Return a method's values: the first seed's plane, and the loss's mean rise on a coarse one for every seed."""
+
+    def plane(run: TrainedRun, points: int) -> Landscape:
+        what = f"{kind} of {row.label}, seed {run.record.seed}, {points} x {points} points, {grid.groups} groups"
+        path = found.kept(f"{slug(kind)}-{row.label.lower()}-{run.record.run['id']}-{points}")
+        return look(run, points, path, found.progress(what))
+
+    runs = found.trained(row, images=grid.images)
+    coarse = [plane(run, COARSE) for run in runs.values()]
+    rises = [float(one.mean.mean() - one.mean[COARSE // 2, COARSE // 2]) for one in coarse]
+    return {**_values(plane(runs[min(runs)], grid.points)), "rise": spread(rises)}
+
+
+def _values(plane: Landscape) -> dict[str, Any]:
     mean = [[float(f"{value:.6g}") for value in line] for line in plane.mean.tolist()]
     return {"axes": [list(axis) for axis in plane.axes], "losses": mean}
-
-
-def rise_values(coarse: Sequence[Landscape]) -> dict[str, Any]:
-    """Return by how much the loss rises on a coarse plane, the mean over its points, for each seed's model."""
-    return spread([float(plane.mean.mean() - plane.mean[COARSE // 2, COARSE // 2]) for plane in coarse])
 
 
 def draw_planes(methods: Mapping[str, Mapping[str, Any]], path: Path) -> list[Path]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from esam.reproduce.cost import DATA, units
 from esam.reproduce.item import Row
-from esam.reproduce.store import Found, configs
+from esam.reproduce.store import FORMAT, Found, configs
 from esam.train.config import Config
 
 from .common import DEFAULT, figures_of, slug
@@ -69,7 +69,7 @@ def _timed_task(found: Found, task: str, methods: dict[str, Config]) -> dict[str
         rows = bench_steps(bench, contenders)["contenders"]
         return {label: _speed(rows[name], bench.batch_size) for label, name in zip(methods, contenders, strict=True)}
 
-    key = {"format": 2, "bench": asdict(bench), "methods": {label: own.given() for label, own in methods.items()}}
+    key = {"format": FORMAT, "bench": asdict(bench), "methods": {label: own.given() for label, own in methods.items()}}
     try:
         return remembered(found.kept(f"timed-{slug(task)}-{len(methods)}{'d' * (DEFAULT in methods)}"), key, work)
     finally:
