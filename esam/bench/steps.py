@@ -38,7 +38,7 @@ def bench_steps(
             steps[name][1]()
             times[name].append(clock() - start)
         on_round(number + 1)
-    bases = [name for name in ("sgd", "sam") if name in times]
+    bases = [name for name in ("base", "sam") if name in times]
     rows = {
         name: {
             "seconds": _spread(times[name]),
@@ -84,7 +84,7 @@ def steps_markdown(result: dict[str, Any]) -> str:
 def _cells(result: dict[str, Any]) -> list[list[str]]:
     """Return the titles and, below them, the cells of each contender."""
     rows: dict[str, dict[str, Any]] = result["contenders"]
-    ratios = [key for key in ("time / sgd", "time / sam") if any(key in row for row in rows.values())]
+    ratios = [key for key in ("time / base", "time / sam") if any(key in row for row in rows.values())]
     titles = ["step by", "ms", *ratios, *(f"total{key[4:]}" for key in ratios), "forward", "backward", "units", "MiB"]
     cells = [titles]
     for name, row in rows.items():
