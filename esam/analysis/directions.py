@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esam.optim.ascent import l2_ascent, whole_norm
 from esam.optim.checks import checked_share
-from esam.optim.choice import independent
+from esam.optim.mask import independent
 
 from .objective import ModelObjective, Parameters, norm_of, value_and_gradient
 

@@ -1,0 +1,79 @@
+"""What does an item's analysis read? Records, weights and observations of the runs that it asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from esam.train.record import RunRecord
+
+from .item import MethodRuns, Needs
+from .observer import EpochProbe, read_observations
+from .scale import ExperimentScale
+from .store import ResultStore
+from .values import Repeated
+
+if TYPE_CHECKING:
+    from esam.analyze import TrainedRun
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was found of an item's needs, and where its analysis tells how far it is."""
+
+    store: ResultStore
+    needs: Needs
+    tell: Tell
+
+    @property
+    def scale(self) -> ExperimentScale:
+        """The scale at which the item is made."""
+        return self.store.scale
+
+    def records(self, runs: MethodRuns) -> list[RunRecord]:
+        """Return the finished records of a method, one a seed."""
+        records = [self.store.record(run) for run in self.store.planned(runs)]
+        assert None not in records, runs
+        return [record for record in records if record is not None]
+
+    def train_accuracy(self, runs: MethodRuns) -> Repeated:
+        """Return the training accuracy of a method at the end, in per cent, over its seeds."""
+        ends = [record.end or {} for record in self.records(runs)]
+        return percent([end.get("train_accuracy") for end in ends])
+
+    def trained(self, runs: MethodRuns, *, images: int) -> dict[int, TrainedRun]:
+        """Return the trained models of a method by seed, each with the loss over this many training images."""
+        from esam.analyze import load_run
+
+        found = map(self.store.with_weights, self.store.planned(runs))
+        return {run.config.seed: load_run(run.folder, images=images) for run in found}
+
+    def observations(self, runs: MethodRuns) -> list[EpochProbe]:
+        """Return what was seen in the probed runs of a method."""
+        assert self.needs.probe is not None
+        return [seen for run in self.store.probed(runs, self.needs.probe) for seen in read_observations(run.folder)]
+
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        """Return what a long analysis calls with (done, in all): it tells the tenths as they are reached."""
+        told = [0]
+
+        def tell(done: int, whole: int) -> None:
+            tenths = 10 * done // whole
+            if tenths > told[0]:
+                told[0] = tenths
+                self.tell(f"{what}: {10 * tenths} %")
+
+        return tell
+
+    def cache(self, name: str) -> Path:
+        """Return a file of this name that keeps what an analysis has done so far."""
+        return self.store.folder / "work" / f"{name}.json"
+
+
+def percent(shares: list[float | None]) -> Repeated:
+    """Return shares from 0 to 1 in per cent."""
+    return Repeated(tuple(None if share is None else 100 * share for share in shares))
