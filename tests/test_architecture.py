@@ -16,8 +16,8 @@ ALLOWED = {
     "report": {"train", "analysis", "files", "palette"},
     "bench": {"optim", "train"},
     "compare": {"optim", "train", "measures", "report", "files"},
-    "reproduce": {"optim", "train", "analysis", "compare", "measures", "analyze", "report", "files"},
-    "recipes": {"optim", "train", "analysis", "compare", "analyze", "bench", "reproduce", "report", "files", "palette"},
+    "recipes": {"train", "compare"},
+    "paper": {"optim", "train", "analysis", "compare", "measures", "analyze", "bench", "report", "recipes", "files"},
     "integrations": {"optim"},
 }
 
