@@ -11,11 +11,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .asam import ASAM
 from .base import Base, BasePart
 from .esam import ESAM
 from .looksam import LookSAM
-from .sam import SAM
+from .sam import ASAM, SAM
 from .step import SharpnessAware
 
 Settings = Mapping[str, Any]
