@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esam.files import alone_in
+from esam.files import folder_lock
 from esam.optim import METHODS, Plain, SharpnessAware
 
 from .checkpoint import Checkpoint
@@ -93,7 +93,7 @@ def run(
     optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):
+    with folder_lock(folder):
         if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
             return finished
         if path.exists() and Config.from_json(read_record(path).config) != config:
