@@ -83,7 +83,7 @@ def inner(a: Parameters, b: Parameters) -> float:
     return sum(float((a[name].double() * b[name].double()).sum()) for name in a)
 
 
-def cosine(a: Parameters, b: Parameters) -> float:
+def cosine_similarity(a: Parameters, b: Parameters) -> float:
     """Return the cosine of the angle between two directions; NaN where one has no length."""
     lengths = float(norm_of(a.values())) * float(norm_of(b.values()))
     return inner(a, b) / lengths if lengths else math.nan

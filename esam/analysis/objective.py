@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from esam.optim.randomness import random_state, replayed
 
 Parameters = Mapping[str, Tensor]
 Objective = Callable[[Parameters], Tensor]
@@ -53,7 +51,7 @@ class ModelObjective:
 
     def __init__(self, model: nn.Module, batches: Iterable[Batch], loss: Loss = cross_entropy) -> None:
         self.model, self.loss = model, loss
-        with _same_random_numbers_after(model):  # a DataLoader draws a seed when it starts
+        with random_stream_kept(model.parameters()):  # a DataLoader draws a seed when it starts
             self.batches: Sequence[Batch] = [(x, y) for x, y in batches]
         if not self.batches:
             raise ValueError("there are no batches: give at least one pair (inputs, targets)")
@@ -80,19 +78,21 @@ class ModelObjective:
 
     def groups(self, m: int) -> list[ModelObjective]:
         """Return one objective for each m consecutive samples; the last one may hold fewer."""
-        return [self._of([group]) for group in self.pieces(m).batches]
-
-    def pieces(self, size: int) -> ModelObjective:
-        """Return the same objective with batches of this size: small ones stay in the processor's cache."""
-        if size < 1:
-            raise ValueError(f"a group must have 1 sample or more, got {size!r}")
-        x, y = _joined([x for x, _ in self.batches]), torch.cat([y for _, y in self.batches])
-        return self._of(list(zip(torch.split(x, size), torch.split(y, size), strict=True)))
+        if m < 1:
+            raise ValueError(f"a group must have 1 sample or more, got {m!r}")
+        x, y = self._samples()
+        return [self._of([group]) for group in zip(torch.split(x, m), torch.split(y, m), strict=True)]
 
     def only(self, rows: Tensor) -> ModelObjective:
         """Return the mean loss over these samples alone, counted in the order of the batches."""
-        x, y = _joined([x for x, _ in self.batches]), torch.cat([y for _, y in self.batches])
+        x, y = self._samples()
         return self._of([(x[rows], y[rows])])
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        inputs, targets = zip(*self.batches, strict=True)
+        if not all(isinstance(x, Tensor) for x in inputs):
+            raise ValueError("the inputs are no tensors, so single samples cannot be taken; give batches of tensors")
+        return torch.cat(inputs), torch.cat(targets)
 
     def _of(self, batches: Sequence[Batch]) -> ModelObjective:
         other = ModelObjective(self.model, batches, self.loss)
@@ -112,7 +112,7 @@ def repeats(objective: Objective, parameters: Parameters, *, first: Tensor | Non
 
     ``first`` is an answer that is known already. The random stream comes back as it was.
     """
-    with torch.no_grad(), _same_random_numbers_after(parameters.values()):
+    with torch.no_grad(), random_stream_kept(parameters.values()):
         answers = [float(objective(parameters) if first is None else first), float(objective(parameters))]
     one, other = answers
     if math.isclose(one, other, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other)):
@@ -158,7 +158,13 @@ def moved(parameters: Parameters, direction: Parameters, t: float = 1.0) -> dict
         raise ValueError(
             f"the direction names {sorted(unknown)[0]!r}, which is no parameter; use the parameters' names"
         )
-    return {name: p + t * direction[name] if name in direction else p for name, p in parameters.items()}
+    return {n: torch.add(p, direction[n], alpha=t) if n in direction else p for n, p in parameters.items()}
+
+
+def random_stream_kept(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Let the random streams of the CPU and of the tensors' devices be drawn from, and put them back."""
+    devices = {t.device for t in tensors if t.device.type != "cpu"}
+    return torch.random.fork_rng(devices, device_type=next((device.type for device in devices), "cuda"))
 
 
 @contextmanager
@@ -181,21 +187,3 @@ def _checked_losses(losses: Tensor, count: int) -> Tensor:
             'return one loss per sample (reduction="none")'
         )
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-
-
-def _joined(inputs: list[Any]) -> Tensor:
-    if not all(isinstance(x, Tensor) for x in inputs):
-        raise ValueError("the inputs are no tensors, so single samples cannot be taken; give batches of tensors")
-    if len(inputs) == 1:
-        whole: Tensor = inputs[0]
-        return whole
-    return torch.cat(inputs)
-
-
-@contextmanager
-def _same_random_numbers_after(where: nn.Module | Iterable[Tensor]) -> Iterator[None]:
-    """Let the random stream be drawn from, and put it back."""
-    tensors = where.parameters() if isinstance(where, nn.Module) else where
-    devices = {t.device for t in tensors if t.device.type != "cpu"}
-    with replayed(random_state(devices)):
-        yield

@@ -16,12 +16,12 @@ from torch import Tensor
 from esam.optim.checks import checked_share
 from esam.optim.ranking import keep_highest
 
-from .directions import Direction, cosine, sam_eps
+from .directions import Direction, cosine_similarity, sam_eps
 from .objective import ModelObjective, Parameters, moved, repeats, value_and_gradient
 
 
 @dataclass(frozen=True)
-class Figures:
+class SampleSet:
     """One set of samples: how many, and its mean loss at theta and at theta + eps."""
 
     count: int
@@ -30,7 +30,7 @@ class Figures:
 
     @property
     def rise(self) -> float:
-        """R of the set."""
+        """Return R of the set."""
         return self.perturbed_loss - self.loss
 
 
@@ -48,11 +48,11 @@ class Selection:
     random: Tensor
     eps: Direction
 
-    def figures(self, which: str) -> Figures:
-        """Return the figures of a set: "all", "plus", "minus" or "random"."""
+    def sample_set(self, which: str) -> SampleSet:
+        """Return the count and losses of a set: "all", "plus", "minus" or "random"."""
         rows = self.rows(which)
         means = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
-        return Figures(len(rows), *means)
+        return SampleSet(len(rows), *means)
 
     def rows(self, which: str) -> Tensor:
         """Return the samples of a set."""
@@ -62,9 +62,9 @@ class Selection:
         return sets[which]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures of every set as plain JSON values."""
-        every = {which: self.figures(which) for which in ("all", "plus", "minus", "random")}
-        return {which: {**asdict(figures), "rise": figures.rise} for which, figures in every.items()}
+        """Return count, losses and rise of every set as plain JSON values."""
+        every = {which: self.sample_set(which) for which in ("all", "plus", "minus", "random")}
+        return {which: {**asdict(one), "rise": one.rise} for which, one in every.items()}
 
 
 def select(
@@ -97,7 +97,7 @@ def gradient_cosines(objective: ModelObjective, parameters: Parameters, selectio
     there = moved({name: p.detach() for name, p in parameters.items()}, selection.eps)
     _, whole = value_and_gradient(objective, there)
     return {
-        which: cosine(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
+        which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
         for which in ("plus", "minus", "random")
     }
 

@@ -31,8 +31,8 @@ def train(arguments: list[str]) -> None:
     options = parse("train", TrainOptions, arguments, config=recipe.config if recipe else Config())
     from rich.console import Console
 
-    from esam.measures import MEASURES
     from esam.train.runs import run
+    from esam.train.trained import MEASURES
 
     watchers: list[Callable[[dict[str, Any]], None]] = [_print_epoch]
     if options.tensorboard:
