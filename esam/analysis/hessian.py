@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .objective import ModelObjective, Objective, Parameters, random_stream_kept, repeats
+from .objective import Objective, Parameters, random_stream_kept, repeats, weighted_parts
 
 
 class Estimate(NamedTuple):
@@ -102,10 +102,7 @@ class _Values(nn.Module):
         super().__init__()
         self.names = list(parameters)
         self.values = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in parameters.values()])
-        self.parts: list[tuple[Objective, float]] = [(objective, 1.0)]
-        if isinstance(objective, ModelObjective):
-            # batch by batch: no more memory than one batch takes
-            self.parts = [(part, part.count / objective.count) for part in objective.parts()]
+        self.parts = weighted_parts(objective)  # batch by batch: no more memory than one batch takes
 
     def forward(self, number: Tensor) -> Tensor:
         part, share = self.parts[int(number)]

@@ -106,15 +106,14 @@ def landscape(
     if vmap < 1:
         raise ValueError(f"vmap must be 1 or more, got {vmap!r}")
     points = torch.cartesian_prod(*[torch.tensor(axis, dtype=torch.float64) for axis in axes]).reshape(-1, len(axes))
-    theta = {name: p.detach() for name, p in parameters.items()}
-    at_theta = [repeats(objective, theta) for objective, _ in groups]
-    work = _Work(path, _fingerprint(groups, theta, axes), at_theta, len(points))
+    at_theta = [repeats(objective, parameters) for objective, _ in groups]
+    work = _Work(path, _fingerprint(groups, parameters, axes), at_theta, len(points))
     try:
         for number, ((objective, directions), losses) in enumerate(zip(groups, work.losses, strict=True)):
             for start in range(0, len(points), vmap):
                 some = slice(start, min(start + vmap, len(points)))
                 if None in losses[some]:
-                    losses[some] = _losses_at(objective, theta, directions, points[some].tolist())
+                    losses[some] = _losses_at(objective, parameters, directions, points[some].tolist())
                     work.save_now_and_then()
                     if progress is not None:
                         progress(number * len(points) + some.stop, len(groups) * len(points))

@@ -129,13 +129,10 @@ def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Te
 
     A ModelObjective is differentiated batch by batch: no more memory than one batch takes.
     """
-    parts: list[tuple[Objective, float]] = [(objective, 1.0)]
-    if isinstance(objective, ModelObjective) and len(objective.batches) > 1:
-        parts = [(part, part.count / objective.count) for part in objective.parts()]
     theta = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
     gradient = {name: torch.zeros_like(p) for name, p in parameters.items()}
     values = []
-    for part, share in parts:
+    for part, share in weighted_parts(objective):
         with torch.enable_grad():
             loss = share * part(theta)
             found = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
@@ -146,6 +143,13 @@ def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Te
     return torch.stack(values).sum(), gradient
 
 
+def weighted_parts(objective: Objective) -> list[tuple[Objective, float]]:
+    """Return objectives and their weights in the sum that the objective is: a ModelObjective's batches, or itself."""
+    if isinstance(objective, ModelObjective):
+        return [(part, part.count / objective.count) for part in objective.parts()]
+    return [(objective, 1.0)]
+
+
 def norm_of(tensors: Iterable[Tensor]) -> Tensor:
     """Return the l2 norm of all elements of all tensors, in float64."""
     norm: Tensor = torch.stack([t.detach().double().norm() for t in tensors]).norm()
@@ -153,12 +157,13 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def moved(parameters: Parameters, direction: Parameters, t: float = 1.0) -> dict[str, Tensor]:
-    """Return theta + t * direction; a parameter that the direction does not name stays where it is."""
+    """Return theta + t * direction, detached; a parameter that the direction does not name stays where it is."""
     if unknown := set(direction) - set(parameters):
         raise ValueError(
             f"the direction names {sorted(unknown)[0]!r}, which is no parameter; use the parameters' names"
         )
-    return {n: torch.add(p, direction[n], alpha=t) if n in direction else p for n, p in parameters.items()}
+    theta = {name: p.detach() for name, p in parameters.items()}
+    return {name: torch.add(p, direction[name], alpha=t) if name in direction else p for name, p in theta.items()}
 
 
 def random_stream_kept(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:

@@ -81,11 +81,11 @@ def select(
     loss, gradient = value_and_gradient(objective, parameters)
     repeats(objective, parameters, first=loss)
     eps = sam_eps(gradient, rho) if eps is None else dict(eps)
-    theta = {name: p.detach() for name, p in parameters.items()}
     with torch.no_grad():
-        losses, perturbed = objective.losses(theta), objective.losses(moved(theta, eps))
+        losses, perturbed = objective.losses(parameters), objective.losses(moved(parameters, eps))
     plus = keep_highest(perturbed - losses, gamma).cpu()
-    minus = _others(plus, len(losses))
+    kept = torch.zeros(len(losses), dtype=torch.bool).index_fill(0, plus, True)
+    minus = (~kept).nonzero().flatten()
     if not len(minus):
         raise ValueError(f"no sample of {objective.count} is left for B- at gamma = {gamma}; choose a smaller gamma")
     lots = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
@@ -94,7 +94,7 @@ def select(
 
 def gradient_cosines(objective: ModelObjective, parameters: Parameters, selection: Selection) -> dict[str, float]:
     """Return the cosine of the gradients of B+, B- and B_rand to that of B, all at theta + eps."""
-    there = moved({name: p.detach() for name, p in parameters.items()}, selection.eps)
+    there = moved(parameters, selection.eps)
     _, whole = value_and_gradient(objective, there)
     return {
         which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
@@ -106,17 +106,10 @@ def losses_along(
     objective: ModelObjective, parameters: Parameters, selection: Selection, *, ts: Sequence[float]
 ) -> dict[str, list[float]]:
     """Return the mean losses of B, B+ and B- at theta + t * eps for each t: 0 is theta, 1 is theta + eps."""
-    theta = {name: p.detach() for name, p in parameters.items()}
     curves: dict[str, list[float]] = {"all": [], "plus": [], "minus": []}
     with torch.no_grad():
         for t in ts:
-            losses = objective.losses(moved(theta, selection.eps, float(t))).cpu().double()
+            losses = objective.losses(moved(parameters, selection.eps, float(t))).cpu().double()
             for which, curve in curves.items():
                 curve.append(float(losses[selection.rows(which)].mean()))
     return curves
-
-
-def _others(rows: Tensor, count: int) -> Tensor:
-    rest = torch.ones(count, dtype=torch.bool)
-    rest[rows] = False
-    return rest.nonzero().flatten()
