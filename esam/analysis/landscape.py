@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esam.files import write_atomically
 
-from .objective import REPEAT_TOLERANCE, Objective, Parameters, moved, repeats
+from .objective import Objective, Parameters, moved, repeats, same_answer
 
 Group = tuple[Objective, Sequence[Parameters]]
 """An objective and the directions of the axes; a landscape may be averaged over several."""
@@ -181,16 +181,12 @@ class _Work:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} holds no landscape ({error}); delete it, or choose another file") from error
         same = known and fingerprint == self.fingerprint and list(map(len, losses)) == list(map(len, self.losses))
-        if not same or not all(map(_same, at_theta, self.at_theta)):
+        if not same or not all(map(same_answer, at_theta, self.at_theta)):
             raise ValueError(
                 f"{path} holds another landscape: its weights, directions, axes or data differ; "
                 "delete it, or choose another file"
             )
         self.losses = losses
-
-
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=REPEAT_TOLERANCE) or (math.isnan(one) and math.isnan(other))
 
 
 def _number(value: float | None) -> float | str | None:

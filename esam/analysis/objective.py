@@ -115,13 +115,19 @@ def repeats(objective: Objective, parameters: Parameters, *, first: Tensor | Non
     with torch.no_grad(), random_stream_kept(parameters.values()):
         answers = [float(objective(parameters) if first is None else first), float(objective(parameters))]
     one, other = answers
-    if math.isclose(one, other, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other)):
+    if same_answer(one, other):
         return one
     raise ValueError(
         f"the objective answered {one!r} and then {other!r} for the same parameters, so nothing can be compared: "
         "something in it is random. Call model.eval() (dropout, BatchNorm in training mode), and use the same samples "
         "each time, without shuffling or augmentation; ModelObjective(model, batches) does all of this"
     )
+
+
+def same_answer(one: float, other: float) -> bool:
+    """Tell whether two losses are equal up to the order of their sums; NaN equals NaN."""
+    close = math.isclose(one, other, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12)
+    return close or (math.isnan(one) and math.isnan(other))
 
 
 def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Tensor, dict[str, Tensor]]:
