@@ -12,12 +12,12 @@ ROOT = Path(__file__).parent.parent / "esam"
 ALLOWED = {
     "optim": set(),
     "analysis": {"optim", "files", "palette"},
-    "train": {"optim", "files"},
+    "train": {"optim", "analysis", "files"},
     "report": {"train", "analysis", "files", "palette"},
     "bench": {"optim", "train"},
-    "compare": {"optim", "train", "measures", "report", "files"},
-    "reproduce": {"optim", "train", "analysis", "compare", "measures", "analyze", "report", "files"},
-    "recipes": {"optim", "train", "analysis", "compare", "analyze", "bench", "reproduce", "report", "files", "palette"},
+    "compare": {"optim", "train", "report", "files"},
+    "reproduce": {"optim", "train", "analysis", "compare", "report", "files"},
+    "recipes": {"optim", "train", "analysis", "compare", "bench", "reproduce", "report", "files", "palette"},
     "integrations": {"optim"},
 }
 

@@ -56,13 +56,3 @@ def test_the_fidelity_of_the_rankings():
 def test_what_each_form_of_esam_gives(data):
     rows = summarise([r for r in read_records(RESULTS / data / "runs") if r.config["label_noise"] == 0])
     assert markdown_table(rows, SHOWN) in SPEED
-
-
-def test_the_readmes_sentence_on_landscapes():
-    models = record("landscape_speed.json")["models"]
-    mlp, resnet = ([row["ratio"]["median"] for row in models[name]] for name in ("mlp", "resnet8"))
-    lowest = min(row["ratio"]["interval min-max"][0] for rows in models.values() for row in rows)
-    said = " ".join((ROOT / "README.md").read_text().split())
-    assert f"an MLP gets {mlp[0]:.1f}, {mlp[1]:.1f} and {mlp[2]:.1f} times the points a second" in said
-    assert f"a ResNet-8 {resnet[0]:.2f}, {resnet[1]:.2f} and {resnet[2]:.2f} times" in said
-    assert f"the lowest round of all {lowest:.2f}" in said

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esam.optim.ascent import l2_ascent, whole_norm
 from esam.optim.checks import checked_share
-from esam.optim.choice import independent
+from esam.optim.mask import independent
 
 from .objective import ModelObjective, Parameters, norm_of, value_and_gradient
 
@@ -83,7 +83,7 @@ def inner(a: Parameters, b: Parameters) -> float:
     return sum(float((a[name].double() * b[name].double()).sum()) for name in a)
 
 
-def cosine(a: Parameters, b: Parameters) -> float:
+def cosine_similarity(a: Parameters, b: Parameters) -> float:
     """Return the cosine of the angle between two directions; NaN where one has no length."""
     lengths = float(norm_of(a.values())) * float(norm_of(b.values()))
     return inner(a, b) / lengths if lengths else math.nan
