@@ -14,7 +14,7 @@ ALLOWED = {
     "analysis": {"optim", "files", "palette"},
     "train": {"optim", "files"},
     "report": {"train", "analysis", "files", "palette"},
-    "bench": {"optim", "train"},
+    "bench": {"optim", "train", "report"},
     "compare": {"optim", "train", "measures", "report", "files"},
     "reproduce": {"optim", "train", "analysis", "compare", "measures", "analyze", "report", "files"},
     "recipes": {"optim", "train", "analysis", "compare", "analyze", "bench", "reproduce", "report", "files", "palette"},
