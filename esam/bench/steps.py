@@ -38,7 +38,7 @@ def bench_steps(
             steps[name][1]()
             times[name].append(clock() - start)
         on_round(number + 1)
-    bases = [name for name in ("sgd", "sam") if name in times]
+    bases = [name for name in ("base", "sam") if name in times]
     rows = {
         name: {
             "seconds": _spread(times[name]),
@@ -66,7 +66,7 @@ def prepared(bench: Bench, build: Build) -> tuple[nn.Module, Callable[[], Any]]:
 def steps_sheet(result: dict[str, Any]) -> Sheet:
     """Return the result as a table: times and ratios with their intervals, counted passes and cost, memory."""
     rows: dict[str, dict[str, Any]] = result["contenders"]
-    ratios = [key for key in ("time / sgd", "time / sam") if any(key in row for row in rows.values())]
+    ratios = [key for key in ("time / base", "time / sam") if any(key in row for row in rows.values())]
     titles = ["step by", "ms", *ratios, *(f"total{key[4:]}" for key in ratios), "forward", "backward", "units", "MiB"]
     lines = []
     for name, row in rows.items():

@@ -17,7 +17,7 @@ class BenchOptions:
     """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
 
     bench: tyro.conf.OmitArgPrefixes[Bench]
-    contenders: tuple[str, ...] = ("sgd", "sam", "esam", "esam-exact", "esam-paper", "esam-swp", "esam-sds")
+    contenders: tuple[str, ...] = ("base", "sam", "esam", "esam-swp", "esam-sds", "esam-random")
     """Who is timed; an unknown name is answered with all of them."""
     against: tuple[str, ...] = ()
     """Other packages to time beside them: pytorch_optimizer."""

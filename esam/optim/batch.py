@@ -26,8 +26,6 @@ class Piece:
     size: int | None = None
     stretch: tuple[int, int] | None = None
     random: RandomState = field(default_factory=list)
-    ranked: Callable[[Tensor], Tensor | None] | None = None
-    """Gives the losses of kept samples out of a forward pass that ran already, or None where it cannot."""
 
     def first_losses(self, *, graph_expected: bool = True) -> Tensor:
         """Run the samples and return a loss for each; remember the random state that they met."""
@@ -38,10 +36,6 @@ class Piece:
 
     def losses_again(self, keep: Tensor | None = None) -> Tensor:
         """Run all samples, or those at ``keep``, with the random numbers of the first pass."""
-        if keep is not None and self.ranked is not None:
-            ranked, self.ranked = self.ranked(keep), None
-            if ranked is not None:
-                return ranked
         with replayed(self.random):
             losses = self.closure(self._of_closure(keep))
         return checked_losses(losses, self.count(keep))

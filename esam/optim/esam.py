@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
@@ -10,8 +11,7 @@ from torch.optim import Optimizer
 
 from .ascent import Eps, l2_ascent, root_sum_of_squares, tensor_norms
 from .checks import checked_share
-from .choice import checked_choice
-from .one_forward import OneForward
+from .mask import DrawMask, checked_mask
 from .ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest
 from .step import SharpnessAware, Targets
 
@@ -20,8 +20,8 @@ from .step import SharpnessAware, Targets
 class ESAM(SharpnessAware):
     """Step like SAM for less: a random share of the tensors is perturbed, a chosen share of the samples trains.
 
-    The paper's own form is ``ranking="exact", choose="independent"``; the defaults are cheaper and, where we measured,
-    more accurate.
+    By its defaults it is Algorithm 1 of the paper. A free relative, ``METHODS["esam-random"]``, keeps a random half of
+    the samples (``ranking="random"``) and draws tensors as a run to the output (``mask="suffix"``).
 
     Args:
         base: Any torch optimizer; it makes the step.
@@ -29,19 +29,13 @@ class ESAM(SharpnessAware):
         rho: Radius of the neighbourhood, as for SAM.
         beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
-        ranking: How the samples are chosen: "random" (free, and the most accurate where we measured), "exact" (by the
-            rise of the loss, as the paper; one more forward pass), "gradient" (by the norm of the sample's gradient in
-            the last linear layer; free), "aligned" (by its product with the batch's; free), "loss" (by the loss at
-            theta; free), or a function of ``Candidates`` that returns one score a sample.
-        choose: How tensors are drawn: "suffix", a run from a random depth to the output with mean share beta, so that
-            the first backward stops early; or "independent", each with probability beta, as the paper.
+        ranking: How the samples are chosen: "exact" (by the rise of the loss, as the paper; one more forward pass),
+            "aligned" (by the product of the sample's gradient with the batch's in the last linear layer; free),
+            "random" (free), or a function of ``Candidates`` that returns one score a sample.
+        mask: How tensors are drawn: "independent", each with probability beta, as the paper; "suffix", a run from a
+            random depth to the output with mean share beta, so that the first backward stops early; or a function.
         norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
             last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
-        one_forward: Let the forward pass that ranks the samples serve the second pass too: its backward runs on the
-            kept ones. The same gradients in less time, if the model computes each sample on its own; it is traced, and
-            proved right, at first use. Where that cannot be (BatchNorm in training mode, DistributedDataParallel,
-            autocast, compiled models, hooks inside, several micro-batches, and whatever cannot be traced) the kept
-            samples run forward again, as without it, and a warning says why. For rankings that cost a forward pass.
         m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
         seed: Seed of the optimizer's own generator; None: torch's initial seed.
 
@@ -60,31 +54,36 @@ class ESAM(SharpnessAware):
         rho: float = 0.05,
         beta: float = 0.6,
         gamma: float = 0.5,
-        ranking: str | Ranking = "random",
-        choose: str = "suffix",
+        ranking: str | Ranking = "exact",
+        mask: str | DrawMask = "independent",
         norm: Literal["full", "selected"] = "full",
-        one_forward: bool = False,
         m: int | None = None,
         seed: int | None = None,
     ) -> None:
         if norm not in ("full", "selected"):
             raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
         self.beta, self.gamma, self.norm = checked_share("beta", beta), checked_share("gamma", gamma), norm
-        self.ranking, self.choice = checked_ranking(ranking), checked_choice(choose)
+        self.ranking, self.draw_mask = checked_ranking(ranking), checked_mask(mask)
         self.reads_head = getattr(self.ranking, "reads_head", False)
         super().__init__(base, model, rho=rho, m=m, seed=seed)
-        self.one_forward = OneForward(model) if one_forward else None
         self._norms: dict[int, float] = {}
+
+    @staticmethod
+    def idle(settings: Mapping[str, Any]) -> set[str]:
+        """Without SDS no ranking matters, without SWP no mask and no norm."""
+        return ({"ranking"} if settings["gamma"] == 1 else set()) | (
+            {"mask", "norm"} if settings["beta"] == 1 else set()
+        )
 
     def choose(self, targets: Targets) -> Targets:
         """Draw tensors, and divide the radius of each by the probability that it is drawn."""
         if self.beta == 1:
             return targets
-        draw = self.choice(len(targets), self.beta, self.generator)
+        mask = self.draw_mask(len(targets), self.beta, self.generator)
         # a tensor whose norm is not known yet is taken for certain, so unscaled
         new = {i for i, n in enumerate(targets.index) if self.norm == "full" and n not in self._norms}
-        rho = [r if i in new else r / draw.probabilities[i] for i, r in enumerate(targets.rho)]
-        return Targets(targets.weights, rho, targets.index).only(sorted(new.union(draw.picks)))
+        rho = [r if i in new else r / mask.probabilities[i] for i, r in enumerate(targets.rho)]
+        return Targets(targets.weights, rho, targets.index).only(sorted(new.union(mask.picks)))
 
     def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""

@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from .ascent import tensor_norms
 from .batch import Piece
-from .head import HeadWatch
+from .ranking import HeadWatch
 from .workarounds import GraphFaults
 
 _T = TypeVar("_T")

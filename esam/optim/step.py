@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import operator
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +19,9 @@ from torch.optim import Optimizer
 from .ascent import Eps
 from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
 from .checks import checked_count
-from .head import HeadWatch
-from .one_forward import OneForward
 from .passes import Gradients, added, first_pass, marking_the_last, mean_over_ranks, overflowed, plain_pass, second_pass
 from .perturb import forget_casts, moved_share, perturbed
-from .ranking import Candidates
+from .ranking import Candidates, HeadWatch
 from .statistics import copy_statistics, frozen_statistics, restore_statistics, tracking_layers
 from .warn import warn_caller
 from .workarounds import GraphFaults
@@ -76,9 +74,6 @@ class SharpnessAware(Wrapper):
     reads_head: bool = False
     """Whether ``select`` looks at what the last linear layer saw."""
 
-    one_forward: OneForward | None = None
-    """Lets the second pass start from the forward pass that ranked the samples; None: they run forward again."""
-
     def __init__(
         self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None = None, seed: int | None = None
     ) -> None:
@@ -86,6 +81,11 @@ class SharpnessAware(Wrapper):
         super().__init__(base, model, rho=rho, seed=seed)
         self._rounding_checked = False
         self._faults = GraphFaults()
+
+    @staticmethod
+    def idle(settings: Mapping[str, Any]) -> set[str]:
+        """Return the settings that have no effect beside the others."""
+        return set()
 
     # The parts ------------------------------------------------------------------------------------------------------
 
@@ -202,10 +202,7 @@ class SharpnessAware(Wrapper):
 
         def perturbed_losses() -> Tensor:
             with torch.no_grad():
-                if self.one_forward is not None and len(pieces) == 1:  # micro-batches: one's activations at a time
-                    again = self.one_forward.losses(pieces[0])
-                else:
-                    again = torch.cat([piece.losses_again() for piece in pieces])
+                again = torch.cat([piece.losses_again() for piece in pieces])
             forget_casts()  # autocast would hand the second pass weights without a graph
             return again
 

@@ -7,7 +7,7 @@ import dataclasses
 from esam.compare.plan import Comparison
 from esam.train.config import Config
 
-METHODS = ("sgd", "sam", "esam", "esam-swp", "esam-sds")
+METHODS = ("base", "sam", "esam", "esam-swp", "esam-sds")
 RHOS = (0.05, 0.1, 0.2)
 
 
@@ -19,8 +19,6 @@ def cifar10_small() -> Comparison:
         epochs=40,
         batch_size=64,
         train_size=2_500,
-        ranking="exact",
-        choose="independent",
         evaluate_every=10,
         threads=1,
     )
@@ -37,4 +35,4 @@ def cifar10_small_noisy() -> Comparison:
 def search(final: Comparison) -> list[Comparison]:
     """Return the small search behind a recipe's rho, the same for each method: 20 epochs, one seed, held-out images."""
     config = dataclasses.replace(final.config, epochs=20, evaluate_every=20, validation=True)
-    return [Comparison(dataclasses.replace(config, rho=rho), METHODS[1:], seeds=(100,)) for rho in RHOS]
+    return [Comparison(dataclasses.replace(config, settings={"rho": rho}), METHODS[1:], seeds=(100,)) for rho in RHOS]
