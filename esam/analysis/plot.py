@@ -7,6 +7,7 @@ Needs matplotlib, the extra ``analysis``; nothing of matplotlib's global state i
 from __future__ import annotations
 
 import io
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor
 
 from esam.files import write_atomically
-from esam.palette import assign_colours
+from esam.optim import METHODS
 
 from .landscape import Landscape
 
@@ -323,7 +324,9 @@ def _start(values: Numbers, spreads: Numbers) -> float:
 
 
 def _colours(names: Mapping[str, Any], given: Colours | None) -> dict[str, str]:
-    return {**assign_colours({name: name.lower() for name in names}), **(given or {})}
+    own = {row.named("SGD"): row.colour for row in METHODS.values()}
+    spare = itertools.cycle([colour for title, colour in own.items() if title not in names])
+    return {**{name: own.get(name) or next(spare) for name in names}, **(given or {})}
 
 
 def _finish(axes: Any, x_label: str, y_label: str, title: str, *, legend: bool) -> None:

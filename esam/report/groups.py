@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from esam.report.colours import ROWS, canonical
+from esam.optim import METHODS
 from esam.report.settings import Settings, describe, flat_settings, shown
 from esam.train.record import RunRecord
 
@@ -84,7 +84,7 @@ def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) ->
 
 
 def _groups(runs: dict[str, list[RunRecord]]) -> list[SeedGroup]:
-    rank = {method: number for number, method in enumerate(ROWS)}
+    rank = {method: number for number, method in enumerate(METHODS)}
     groups = [_group(name, found) for name, found in runs.items()]
     return sorted(groups, key=lambda group: (rank.get(group.method, len(rank)), _natural(group.name)))
 
@@ -94,7 +94,7 @@ def _group(name: str, runs: Iterable[RunRecord]) -> SeedGroup:
     finished = {run.seed: run for run in runs if run.finished}
     return SeedGroup(
         name=name,
-        method=canonical(runs[0].method),
+        method=runs[0].method,
         finished=tuple(finished.values()),
         unfinished=tuple(run for run in runs if not run.finished),
         repeats=sum(run.finished for run in runs) - len(finished),
