@@ -132,8 +132,13 @@ COMPARISONS = [
     ([("SGD", {"data": "digits"}), ("SAM", {"data": "cifar10"})], {"data cifar10": ["SAM"], "data digits": ["SGD"]}),
     # what is tuned for a method does not split the table; several values of its own option split its rows
     (
-        [("SGD", {"lr": 0.1}), ("ESAM", {"lr": 0.2, "gamma": 0.5}), ("ESAM", {"lr": 0.2, "settings": {"gamma": 0.25}})],
-        {"": ["SGD", "ESAM (gamma 0.25)", "ESAM (gamma 0.5)"]},
+        [("SGD", {"lr": 0.1}), *(("ESAM", {"lr": 0.2, "settings": {"gamma": g}}) for g in (10, 0.5, 1e-5))],
+        {"": ["SGD", "ESAM (gamma 1e-05)", "ESAM (gamma 0.5)", "ESAM (gamma 10)"]},
+    ),
+    # a setting of the training that one run leaves out is another condition
+    (
+        [("SAM", {"train_size": n, "settings": {"rho": 0.1}}) for n in (None, 500)],
+        {"train size 500": ["SAM"], "train size not set": ["SAM"]},
     ),
     # where a run was made does not set it apart
     ([("SGD", {"device": "cpu", "threads": 1}), ("SGD", {"device": "cuda", "threads": 2})], {"": ["SGD"]}),
@@ -308,7 +313,7 @@ def test_the_page_shows_the_numbers_of_the_records(page):
     assert esam["Train acc., %"] == "–"
     text = page.find_element("tag name", "body").text.replace("\xa0", " ")
     assert "SGD and ESAM compared on digits" in text and "Only 500 images & few epochs" in text
-    assert "ESAM, seed 2: unfinished, 4 of 4 epochs recorded" in text
+    assert "ESAM, seed 2: unfinished after 4 epochs" in text
     assert ["rho", "–", "0.05"] in cells(page, ".differences") and ["epochs", "4"] in cells(page, ".facts")
     last = page.execute_script("return document.getElementById('chart-0').data.map(t => [t.meta.name, t.y.at(-1)])")
     assert ["SGD", pytest.approx(92)] in last and ["ESAM", pytest.approx(93.5)] in last

@@ -6,7 +6,7 @@ import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from esam.report.summaries import MethodSummary
 from esam.train.record import RunRecord
@@ -16,9 +16,7 @@ PlotlyTrace = dict[str, Any]
 STEEP = 20
 """Values whose highest is more than this many times their lowest are drawn on a logarithmic axis."""
 LOG_AXIS = {"type": "log", "tickformat": "~g"}
-MEAN = {"line": {"width": 2}, "marker": {"size": 8}}
-MEAN_HOVER = "%{meta.name} %{y:.4g} (%{customdata[0]:.4g} to %{customdata[1]:.4g}, n = %{customdata[2]})"
-BOLD = {"texttemplate": "<b>%{text}</b>"}
+FINISHED = {"line": {"width": 2}, "marker": {"size": 8}}
 UNFINISHED = {"line": {"width": 1.25, "dash": "dot"}, "marker": {"size": 6, "symbol": "circle-open"}}
 
 
@@ -58,11 +56,11 @@ def charts(drawn: Sequence[Drawn]) -> list[Chart]:
     lines = [line for one in drawn for run in one.summary.group.runs for line in run.epochs]
     longest = max((line.get("seconds") or 0 for line in lines), default=0)
     unit, length = next((u for u in (("hours", 3600), ("minutes", 60)) if longest >= 3 * u[1]), ("seconds", 1))
-    epoch, seconds = _scaled("epoch"), _scaled("seconds", 1 / length)
-    accuracy, loss = _scaled("test_accuracy", 100), _scaled("train_loss")
+    epoch, time = _Quantity("epoch"), _Quantity("seconds", 1 / length)
+    accuracy, loss = _Quantity("test_accuracy", 100), _Quantity("train_loss")
     every = [
         _curves(drawn, "Test accuracy against epochs, %", (epoch, accuracy), "epoch", _settled_axis),
-        _curves(drawn, "Test accuracy against training time, %", (seconds, accuracy), unit, _settled_axis),
+        _curves(drawn, "Test accuracy against training time, %", (time, accuracy), unit, _settled_axis),
         _curves(drawn, "Training loss against epochs", (epoch, loss), "epoch", _loss_axis),
         _speed(drawn),
         _sharpness(drawn),
@@ -70,25 +68,22 @@ def charts(drawn: Sequence[Drawn]) -> list[Chart]:
     return [chart for chart in every if chart.traces]
 
 
-_Reader = Callable[[dict[str, Any]], float | None]
-"""An epoch's line -> one of its numbers."""
+class _Quantity(NamedTuple):
+    """A number of an epoch's line, and what it is multiplied by."""
+
+    key: str
+    factor: float = 1
 
 
-def _scaled(key: str, factor: float = 1) -> _Reader:
-    return lambda line: None if line.get(key) is None else factor * line[key]
-
-
-def _curves(drawn: Sequence[Drawn], title: str, read: tuple[_Reader, _Reader], x_unit: str, y_axis: Axis) -> Chart:
+def _curves(drawn: Sequence[Drawn], title: str, of: tuple[_Quantity, _Quantity], x_unit: str, y_axis: Axis) -> Chart:
     bands, lines, shown, ends = [], [], [], []
     for one in drawn:
-        for runs, hover, style in _kinds_of_line(one.summary):
-            points = _points(runs, *read)
-            if points:
+        for runs in (one.summary.group.finished, *((run,) for run in one.summary.group.unfinished)):
+            if points := _points(runs, *of):
                 shown += points
                 ends.append(f"{one.summary.name} ends at {points[-1].mean:.4g}")
-                lines.append(_line(one, points, hover, style))
-            if points and len(runs) > 1:
-                bands.append(_band(one, points))
+                lines.append(_line(one, points, runs))
+                bands += [_band(one, points)] if len(runs) > 1 else []
     axis, remark = y_axis(shown)
     x_title = x_unit if x_unit == "epoch" else f"{x_unit} of training"
     layout = {
@@ -100,15 +95,7 @@ def _curves(drawn: Sequence[Drawn], title: str, read: tuple[_Reader, _Reader], x
     return Chart(title, "; ".join(reading), f"{title}. {'; '.join(ends)}.", bands + lines, layout)
 
 
-def _kinds_of_line(summary: MethodSummary) -> list[tuple[tuple[RunRecord, ...], str, dict[str, Any]]]:
-    """Runs that share a line, what is said of its points, and its style: the mean, and each unfinished run."""
-    hover = "%{{meta.name}} %{{y:.4g}} (unfinished, seed {})"
-    alone = [((run,), hover.format(run.seed), UNFINISHED) for run in summary.group.unfinished]
-    return [(summary.group.finished, MEAN_HOVER, MEAN), *alone]
-
-
-@dataclass(frozen=True)
-class _Point:
+class _Point(NamedTuple):
     progress: float
     x: float
     mean: float
@@ -117,18 +104,17 @@ class _Point:
     n: int
 
 
-def _points(runs: Sequence[RunRecord], x: _Reader, y: _Reader) -> list[_Point]:
+def _points(runs: Sequence[RunRecord], x: _Quantity, y: _Quantity) -> list[_Point]:
     found: dict[int, list[tuple[float, float]]] = {}
     for run in runs:
         for line in run.epochs:
-            across, up = x(line), y(line)
-            if across is not None and up is not None:
-                found.setdefault(line["epoch"], []).append((across, up))
+            if line.get(x.key) is not None and line.get(y.key) is not None:
+                pair = x.factor * line[x.key], y.factor * line[y.key]
+                found.setdefault(line["epoch"], []).append(pair)
     points = []
     for epoch, pairs in sorted(found.items()):
-        ups = [up for _, up in pairs]
-        mean_x = fmean(across for across, _ in pairs)
-        points.append(_Point(epoch / max(found), mean_x, fmean(ups), min(ups), max(ups), len(ups)))
+        across, ups = zip(*pairs, strict=True)
+        points.append(_Point(epoch / max(found), fmean(across), fmean(ups), min(ups), max(ups), len(ups)))
     return points
 
 
@@ -140,15 +126,17 @@ def _band(one: Drawn, points: Sequence[_Point]) -> PlotlyTrace:
     return one.trace("", mode="lines", x=across + across[::-1], y=edge, hoverinfo="skip", **filled)
 
 
-def _line(one: Drawn, points: Sequence[_Point], hover: str, style: dict[str, Any]) -> PlotlyTrace:
+def _line(one: Drawn, points: Sequence[_Point], runs: Sequence[RunRecord]) -> PlotlyTrace:
+    spread = "%{customdata[0]:.4g} to %{customdata[1]:.4g}, n = %{customdata[2]}"
+    finished = runs[0].finished
+    style = FINISHED if finished else UNFINISHED
     return one.trace(
-        hover,
+        f"%{{meta.name}} %{{y:.4g}} ({spread if finished else f'unfinished, seed {runs[0].seed}'})",
         mode="lines" if len(points) > 1 else "markers",
         x=[point.x for point in points],
         y=[point.mean for point in points],
         customdata=[[point.low, point.high, point.n] for point in points],
-        line={"color": one.colour, **style["line"]},
-        marker={"color": one.colour, **style["marker"]},
+        **{key: {"color": one.colour, **style[key]} for key in style},
     )
 
 
@@ -157,7 +145,8 @@ Axis = Callable[[Sequence[_Point]], tuple[dict[str, Any], list[str]]]
 
 
 def _loss_axis(points: Sequence[_Point]) -> tuple[dict[str, Any], list[str]]:
-    return (LOG_AXIS, ["log scale"]) if _steep(*_extent(points)) else _settled_axis(points)
+    lowest, highest = _extent(points)
+    return (LOG_AXIS, ["log scale"]) if 0 < STEEP * lowest < highest else _settled_axis(points)
 
 
 def _settled_axis(points: Sequence[_Point]) -> tuple[dict[str, Any], list[str]]:
@@ -172,10 +161,6 @@ def _extent(points: Sequence[_Point]) -> tuple[float, float]:
     return min((point.low for point in points), default=0), max((point.high for point in points), default=0)
 
 
-def _steep(lowest: float, highest: float) -> bool:
-    return 0 < STEEP * lowest < highest
-
-
 def _speed(drawn: Sequence[Drawn]) -> Chart:
     traces, told, speeds = [], [], [0.0]
     hover = "%{meta.name}: %{y:,.4~g} images/s, test accuracy %{text}"
@@ -184,8 +169,9 @@ def _speed(drawn: Sequence[Drawn]) -> Chart:
             speed, accuracy = one.summary.images_per_second.mean, one.summary.accuracy
             top = "" if accuracy is None else f"{100 * accuracy.mean:.1f} %"
             told.append(f"{one.summary.name} {speed:,.0f} images a second at {top}")
-            at = {"x": [one.label], "y": [speed], "text": [top], "textposition": "outside", "cliponaxis": False}
-            traces.append(one.trace(hover, type="bar", width=0.62, marker={"color": one.colour}, **at, **BOLD))
+            bar = {"type": "bar", "width": 0.62, "marker": {"color": one.colour}, "cliponaxis": False}
+            text = {"text": [top], "texttemplate": "<b>%{text}</b>", "textposition": "outside"}
+            traces.append(one.trace(hover, x=[one.label], y=[speed], **bar, **text))
             speeds.append(speed)
     reading = "Bars: training images a second; on top: test accuracy after the last epoch"
     layout = _by_method({"range": [0, 1.16 * max(speeds)], "tickformat": ",~r"})
@@ -204,16 +190,16 @@ def _sharpness(drawn: Sequence[Drawn]) -> Chart:
             traces += [_marks(one, {"mean": mean}, line), _marks(one, dots, {"size": 9, "opacity": 0.75})]
             told.append(f"{one.summary.name} {mean:.4g}")
             values += dots.values()
-    layout = _by_method(LOG_AXIS if values and _steep(min(values), max(values)) else {"rangemode": "tozero"})
+    steep = bool(values) and 0 < STEEP * min(values) < max(values)
+    layout = _by_method(LOG_AXIS if steep else {"rangemode": "tozero"})
     reading = "One dot a seed, a line for the mean; lower is flatter"
     return Chart("Sharpness", reading, f"Sharpness. {'; '.join(told)}.", traces, layout)
 
 
 def _marks(one: Drawn, values: Mapping[str, float], marker: dict[str, Any]) -> PlotlyTrace:
     across, ups = [one.label] * len(values), list(values.values())
-    marker = {"color": one.colour, **marker}
-    hover = "%{meta.name}, %{customdata}: %{y:.4g}"
-    return one.trace(hover, mode="markers", x=across, y=ups, customdata=list(values), marker=marker)
+    named = {"customdata": list(values), "marker": {"color": one.colour, **marker}}
+    return one.trace("%{meta.name}, %{customdata}: %{y:.4g}", mode="markers", x=across, y=ups, **named)
 
 
 def _by_method(y_axis: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from esam.optim import METHODS
@@ -15,13 +16,10 @@ def assign_colours(methods: Mapping[str, str]) -> dict[str, str]:
     The first name of a method has the method's own colour. The others take the spare colour and those of the methods
     that are absent, and then all of these again.
     """
-    spare = [SPARE, *(row.colour for method, row in METHODS.items() if method not in methods.values())]
+    absent = [row.colour for method, row in METHODS.items() if method not in methods.values()]
+    spare = itertools.cycle([SPARE, *absent])
     colours: dict[str, str] = {}
-    others = 0
     for name, method in methods.items():
         own = METHODS[method].colour if method in METHODS else None
-        if own is None or own in colours.values():
-            own = spare[others % len(spare)]
-            others += 1
-        colours[name] = own
+        colours[name] = next(spare) if own is None or own in colours.values() else own
     return colours

@@ -37,23 +37,18 @@ class SeedGroup:
 
     def left_out(self) -> list[str]:
         """Say what an average over the group does not hold."""
-        told = []
-        for run in self.unfinished:
-            state = "unfinished" if run.end is None else f"unfinished ({run.end['status']})"
-            planned = run.config.get("epochs")
-            of = f" of {planned}" if isinstance(planned, int) else ""
-            told.append(f"{self.name}, seed {run.seed}: {state}, {run.last_epoch}{of} epochs recorded")
+        told = [f"seed {run.seed}: unfinished after {run.last_epoch} epochs" for run in self.unfinished]
         if self.repeats:
-            told.append(f"{self.name}: {self.repeats} of the runs repeat a seed; the latest of each seed counts")
-        return told
+            told.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
+        return [f"{self.name}, {item}" for item in told]
 
 
 def sections(records: Sequence[RunRecord]) -> dict[str, list[SeedGroup]]:
     """Sort records into groups by method, and groups by what sets their condition apart: "label noise 0.2".
 
-    A setting is a condition when it names the task, or when every run has it and some method was run with several
-    values of it. A setting that only some runs have (rho, gamma) belongs to the method: where one name was run with
-    several values of it, the value becomes part of the name. The condition is "" where there is only one.
+    A setting is a condition when it names the task, or when some method was run with several values of it. Where one
+    name was run with several values of a setting of the method itself (rho, gamma), the value becomes part of the
+    name. The condition is "" where there is only one.
     """
     settings = [flat_settings(record.config) for record in records]
     conditions, options = _telling_keys(records, settings)
@@ -69,13 +64,14 @@ def sections(records: Sequence[RunRecord]) -> dict[str, list[SeedGroup]]:
 def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) -> tuple[list[str], dict[str, list[str]]]:
     conditions: list[str] = []
     options: dict[str, list[str]] = {record.name: [] for record in records}
+    of_methods = {key for record in records for key in record.config.get("settings", {})}
     for key in dict.fromkeys(key for setting in settings for key in setting):
         values: dict[str, set[str]] = {name: set() for name in options}
         for record, setting in zip(records, settings, strict=True):
             values[record.name].add(shown(setting.get(key)))
         names_with_several = [name for name, found in values.items() if len(found) > 1]
         of_the_task = key in TASK_SETTINGS and len(set().union(*values.values())) > 1
-        if of_the_task or (names_with_several and all(setting.get(key) is not None for setting in settings)):
+        if of_the_task or (names_with_several and key not in of_methods):
             conditions.append(key)
         else:
             for name in names_with_several:

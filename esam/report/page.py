@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,18 @@ from esam.report.charts import Drawn, charts
 from esam.report.colours import assign_colours
 from esam.report.results import results_sheet
 from esam.report.summaries import MethodSummary, summarise
-from esam.report.templates import asset, render, write_html
+from esam.report.templates import render, write_html
 from esam.train.record import RECORD_NAME, RunRecord, read_records
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write one self-contained page about all the runs below `folder`, and return where it is.
 
-    The page goes to `out`, or to report.html in the folder. It loads nothing, so it opens from disk and can be sent
-    around. An earlier report stays as it is until the new one is complete.
+    The page goes to `out`, or to report.html in the folder. It loads nothing: it opens from disk and can be sent around.
     """
     records = read_records(folder)
     if not records:
-        raise ValueError(
-            f"no {RECORD_NAME} in {folder} or below it: train something first, for instance with esam compare"
-        )
+        raise ValueError(f"no {RECORD_NAME} in {folder} or below it: train something first, as by esam compare")
     path = Path(folder) / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of the page, such as {path / 'report.html'}")
@@ -36,6 +33,8 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 
 def _page(records: Sequence[RunRecord]) -> str:
     """The page as text; the same records give the same page."""
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
+
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
     colours = assign_colours({one.name: one.group.method for one in every})
@@ -45,19 +44,19 @@ def _page(records: Sequence[RunRecord]) -> str:
         for condition, methods in conditions.items()
     ]
     common, differing = settings.common_and_differing([run for one in every for run in one.group.runs])
-    scripts = {"plotly": _plotly_js(), "script": asset("report.js")}
+    script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
+    scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
     return render(
         "page.html",
         policy=_policy(scripts.values()),
-        title=_title(list(keys), common),
+        title=_title(list(keys), {str(record.config.get("data", "")) for record in records}),
         lead=_lead(records, conditions),
         notes=settings.notes(records),
-        keys=keys,
-        colours=colours,
+        chips=[(name, keys[name], colours[name]) for name in keys],
         sections=sections,
         figures=[{"traces": c.traces, "layout": c.layout} for section in sections for c in section["charts"]],
-        common=settings.facts("Common to all runs", common),
-        environment=settings.facts("Environment", settings.environments(records)),
+        common=common,
+        environment=settings.environments(records),
         differing=differing,
         footer=_provenance(records),
         **scripts,
@@ -76,30 +75,25 @@ def _section(condition: str, drawn: Sequence[Drawn]) -> dict[str, Any]:
     }
 
 
-def _title(names: Sequence[str], common: Mapping[str, str]) -> str:
-    told = words.joined(names) if len(names) <= 4 else f"{len(names)} methods"
-    return (f"{told} compared" if len(names) > 1 else told) + (f" on {common['data']}" if "data" in common else "")
+def _title(names: Sequence[str], data: Collection[str]) -> str:
+    told = (
+        " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if len(names) <= 4 else f"{len(names)} methods"
+    )
+    return (f"{told} compared" if len(names) > 1 else told) + (f" on {', '.join(data)}" if len(data) == 1 else "")
 
 
 def _lead(records: Sequence[RunRecord], conditions: Mapping[str, Sequence[MethodSummary]]) -> str:
     if len(conditions) == 1:
         return words.sentences(*conditions.values())
     finished = sum(record.finished for record in records)
-    titles = "; ".join(conditions)
-    return f"{finished} finished runs under {len(conditions)} conditions, each with its own table and charts: {titles}."
+    return f"{finished} finished runs under {len(conditions)} conditions, a table and charts each: {'; '.join(conditions)}."
 
 
 def _provenance(records: Sequence[RunRecord]) -> str:
     finished = sum(record.finished for record in records)
-    days = sorted(str(record.run.get("started", ""))[:10] for record in records)
-    when = f"started {days[0]}" if days[0] == days[-1] else f"started from {days[0]} to {days[-1]}"
-    return f"From the records of {finished} finished and {len(records) - finished} unfinished runs, {when}."
-
-
-def _plotly_js() -> str:
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
-
-    return str(get_plotlyjs()).replace("\r\n", "\n")
+    days = sorted({str(record.run.get("started", ""))[:10] for record in records})
+    when = " to ".join([days[0], *days[1:][-1:]])
+    return f"From the records of {finished} finished and {len(records) - finished} unfinished runs, started {when}."
 
 
 def _policy(scripts: Iterable[str]) -> str:

@@ -31,8 +31,8 @@ class Part:
 def write_page(path: Path, title: str, lead: str, parts: Sequence[Part], footer: str) -> Path:
     """Write one self-contained page with these parts; an earlier one stays until the new one is complete."""
     pictures = {picture: _data_url(picture) for part in parts for picture in part.pictures}
-    values = {"title": title, "lead": lead, "parts": parts, "pictures": pictures, "footer": footer}
-    return write_html(path, render("reproduction.html", policy=POLICY, **values))
+    told = {"title": title, "lead": lead, "footer": footer}
+    return write_html(path, render("reproduction.html", policy=POLICY, parts=parts, pictures=pictures, **told))
 
 
 def _data_url(path: Path) -> str:

@@ -8,8 +8,6 @@ from esam.report.sheets import Sheet
 from esam.report.summaries import MethodSummary
 from esam.report.words import ABSENT, counted, duration, mean, measured, memory, percent
 
-TRAIN_ACCURACY = "Train acc., %"
-
 
 def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Sequence[str] | None = None) -> Sheet:
     """Give one line a method: the columns of these titles, or all that some method fills.
@@ -20,7 +18,7 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     cells = {
         "Seeds": [str(one.n) for one in methods],
         "Test acc., %": [percent(one.accuracy, seeds=one.n) for one in methods],
-        TRAIN_ACCURACY: [percent(one.train_accuracy, seeds=one.n) for one in methods],
+        "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
         "Best, %": [percent(one.best, seeds=one.n) for one in methods],
         "Train loss": [measured(one.train_loss, seeds=one.n) for one in methods],
         "Sharpness": [measured(one.sharpness, seeds=one.n) for one in methods],
@@ -32,6 +30,6 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
         "Backward": [mean(one.backwards, counted) for one in methods],
     }
     if columns is None:
-        columns = [key for key, column in cells.items() if key == TRAIN_ACCURACY or set(column) != {ABSENT}]
+        columns = [key for key, column in cells.items() if key == "Train acc., %" or set(column) != {ABSENT}]
     rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
     return Sheet(title, ("Method", *columns), tuple(rows))

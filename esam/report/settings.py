@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from esam.report.sheets import Sheet
@@ -41,11 +41,11 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def common_and_differing(records: Sequence[RunRecord]) -> tuple[dict[str, str], Sheet]:
-    """Give the settings that all the runs share, and a table of those that differ with a column for each name."""
+def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
+    """Give the settings that all the runs share, and those that differ with a column for each name."""
     settings = [(record.name, flat_settings(record.config)) for record in records]
     names = dict.fromkeys(record.name for record in records)
-    common, differing = {}, []
+    common, differing = [], []
     for key in dict.fromkeys(key for _, setting in settings for key in setting):
         found: dict[str, dict[str, None]] = {name: {} for name in names}  # for each name its values in order
         for name, setting in settings:
@@ -53,28 +53,25 @@ def common_and_differing(records: Sequence[RunRecord]) -> tuple[dict[str, str], 
         if len(distinct := {value for values in found.values() for value in values}) > 1:
             differing.append((readable(key), *map("; ".join, found.values())))
         elif distinct != {ABSENT}:
-            common[key] = distinct.pop()
-    return common, Sheet("What differs", ("Setting", *names), tuple(differing))
+            common.append((readable(key), distinct.pop()))
+    shared = Sheet("Common to all runs", ("Setting", "Value"), tuple(common))
+    return shared, Sheet("What differs", ("Setting", *names), tuple(differing))
 
 
-def environments(records: Sequence[RunRecord]) -> dict[str, str]:
+def environments(records: Sequence[RunRecord]) -> Sheet:
     """Give the environment's entries; where the runs disagree, each value with the number of its runs."""
-    entries: dict[str, str] = {}
+    rows = []
     for key in dict.fromkeys(key for record in records for key in record.run["environment"]):
         counts = Counter(shown(record.run["environment"].get(key)) for record in records)
-        entries[key] = "; ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())
-    return entries
-
-
-def facts(title: str, entries: Mapping[str, str]) -> Sheet:
-    """Give a table of names and values."""
-    return Sheet(title, ("Name", "Value"), tuple((readable(key), value) for key, value in entries.items()))
+        told = "; ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())
+        rows.append((readable(key), told))
+    return Sheet("Environment", ("Entry", "Value"), tuple(rows))
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Give the remarks that the runs carry, each once, and a warning where their times do not compare."""
-    told = [note for record in records for note in record.config.get("notes") or ()]
-    environments = [record.run["environment"] for record in records]
-    if len({(one.get("hardware"), one.get("threads")) for one in environments}) > 1:
+    told = [str(note) for record in records for note in record.config.get("notes") or ()]
+    where = (record.run["environment"] for record in records)
+    if len({(one.get("hardware"), one.get("threads")) for one in where}) > 1:
         told.append("The runs were measured on different hardware or thread counts: their times do not compare.")
     return list(dict.fromkeys(told))

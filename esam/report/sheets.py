@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from dataclasses import dataclass
 
@@ -39,11 +38,11 @@ def as_text(sheet: Sheet, width: int | None = None) -> str:
         if width and len(pieces[-1]) > 1 and sum(widths[c] for c in (*pieces[-1], column)) - GAP > width:
             pieces.append([0])
         pieces[-1].append(column)
-    text = io.StringIO()
-    console = Console(file=text, width=sum(widths), color_system=None, markup=False, emoji=False, highlight=False)
-    for piece in pieces:
-        console.print(_part(sheet, piece))
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
+    console = Console(width=sum(widths), color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        for piece in pieces:
+            console.print(_piece(sheet, piece))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
     return "\n".join([sheet.title, *lines] if sheet.title else lines)
 
 
@@ -54,7 +53,7 @@ def as_markdown(sheet: Sheet) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _part(sheet: Sheet, columns: list[int]) -> Table:
+def _piece(sheet: Sheet, columns: list[int]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
     for column in columns:
         table.add_column(sheet.head[column], justify="right" if sheet.numeric[column] else "left", no_wrap=True)

@@ -64,16 +64,14 @@ class MethodSummary:
     @property
     def gain(self) -> float | None:
         """Percentage points of accuracy over the base."""
-        if self.base is None or self.accuracy is None or self.base.accuracy is None:
-            return None
-        return 100 * (self.accuracy.mean - self.base.accuracy.mean)
+        ours, theirs = self.accuracy, self.base and self.base.accuracy
+        return 100 * (ours.mean - theirs.mean) if ours and theirs else None
 
     @property
     def time_ratio(self) -> float | None:
         """Mean training time over the base's."""
-        if self.base is None or self.seconds is None or self.base.seconds is None or not self.base.seconds.mean:
-            return None
-        return self.seconds.mean / self.base.seconds.mean
+        ours, theirs = self.seconds, self.base and self.base.seconds
+        return ours.mean / theirs.mean if ours and theirs and theirs.mean else None
 
     @property
     def fitted(self) -> bool:
@@ -85,11 +83,10 @@ class MethodSummary:
 
 def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     """Average the finished runs of each method, condition by condition; the base comes first."""
-    return {condition: _against_base(map(_summary, groups)) for condition, groups in sections(records).items()}
+    return {title: _against_base([_summary(group) for group in groups]) for title, groups in sections(records).items()}
 
 
-def _against_base(methods: Iterable[MethodSummary]) -> list[MethodSummary]:
-    methods = list(methods)
+def _against_base(methods: Sequence[MethodSummary]) -> list[MethodSummary]:
     speeds = [(one.images_per_second.mean, one) for one in methods if one.images_per_second is not None]
     fastest = max(speeds, key=lambda pair: pair[0])[1] if speeds else None
     base = next((one for one in methods if one.group.method == "base"), fastest)
@@ -98,12 +95,11 @@ def _against_base(methods: Iterable[MethodSummary]) -> list[MethodSummary]:
 
 def _summary(group: SeedGroup) -> MethodSummary:
     ends = [run.end for run in group.finished if run.end is not None]
-    evaluations = [sum(line.get("test_accuracy") is not None for line in run.epochs) for run in group.finished]
-    best = [end["test_accuracy"].get("best") for end in ends] if max(evaluations, default=0) > 1 else []
+    several = any(sum(line.get("test_accuracy") is not None for line in run.epochs) > 1 for run in group.finished)
     return MethodSummary(
         group,
         accuracy=_spread(end["test_accuracy"].get("last") for end in ends),
-        best=_spread(best),
+        best=_spread(end["test_accuracy"].get("best") for end in ends if several),
         base=None,
         **{key: _spread(end.get(key) for end in ends) for key in QUALITY + COST},
     )

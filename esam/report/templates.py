@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +10,12 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from esam.files import write_atomically
 
 
-def asset(name: str) -> str:
-    """Give a file of this folder as text."""
-    return files("esam.report").joinpath(name).read_text(encoding="utf-8")
-
-
 def render(template: str, **values: Any) -> str:
     """Give the template filled with the values."""
-    loader = PackageLoader("esam", "report")
-    environment = Environment(
-        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = Environment(loader=PackageLoader("esam", "report"), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
-    return environment.get_template(template).render(style=asset("report.css"), **values)
+    return environment.get_template(template).render(**values)
 
 
 def write_html(path: Path, page: str) -> Path:

@@ -60,11 +60,6 @@ def memory(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-def joined(names: Sequence[str]) -> str:
-    """Join names as in a sentence: "SGD, SAM and ESAM"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1] if names else ""]))
-
-
 def sentences(methods: Sequence[MethodSummary]) -> str:
     """Say what the methods came to under one condition, and which of them did not fit their training data."""
     told = [(one, one.accuracy) for one in methods if one.accuracy is not None]
