@@ -20,7 +20,7 @@ from esam.train.record import RECORD_NAME, RunRecord, read_records
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write one self-contained page about all the runs below `folder`, and return where it is.
 
-    The page goes to `out`, or to report.html in the folder. It loads nothing: it opens from disk and can be sent around.
+    The page goes to `out`, or to report.html in the folder. It loads nothing, so it can be sent around.
     """
     records = read_records(folder)
     if not records:
@@ -86,7 +86,7 @@ def _lead(records: Sequence[RunRecord], conditions: Mapping[str, Sequence[Method
     if len(conditions) == 1:
         return words.sentences(*conditions.values())
     finished = sum(record.finished for record in records)
-    return f"{finished} finished runs under {len(conditions)} conditions, a table and charts each: {'; '.join(conditions)}."
+    return f"{finished} finished runs under {len(conditions)} conditions, each with a table: {'; '.join(conditions)}."
 
 
 def _provenance(records: Sequence[RunRecord]) -> str:
