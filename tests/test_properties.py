@@ -412,7 +412,14 @@ def test_esam_is_the_papers_algorithm_whatever_the_network_and_the_shares(net, b
     model, copied = build(net), build(net)
     x, y = batch
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = ESAM(base, model, rho=rho, beta=beta, gamma=gamma, seed=seed, **PAPER)
+    optimizer = ESAM(
+        base,
+        model,
+        rho=rho,
+        beta=beta,
+        gamma=gamma,
+        seed=seed,
+    )
     weights = list(copied.parameters())
     base = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
     twin = reference.ESAM(rho, beta, gamma, torch.Generator().manual_seed(seed))

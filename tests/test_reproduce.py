@@ -336,13 +336,13 @@ def test_data_are_looked_for_where_they_would_be(tmp_path, monkeypatch):
 
 
 def test_the_counted_units_are_those_of_the_design():
-    paper = {"ranking": "exact", "choose": "independent"}
+    paper = {"ranking": "exact", "mask": "independent"}
     assert units(Config(method="sgd")) == 3 and units(Config(method="sam")) == 6
     assert units(Config(method="esam", **paper)) == pytest.approx(5.1)
     assert units(Config(method="esam", gamma=0.7, **paper)) == pytest.approx(5.7)
-    assert units(Config(method="esam-swp", choose="independent")) == pytest.approx(5.6)
+    assert units(Config(method="esam-swp", mask="independent")) == pytest.approx(5.6)
     assert units(Config(method="esam-sds", ranking="exact")) == pytest.approx(5.5)
-    assert units(Config(method="esam", ranking="gradient", choose="suffix")) == pytest.approx(3.7)
+    assert units(Config(method="esam", ranking="gradient", mask="suffix")) == pytest.approx(3.7)
 
 
 def test_the_counted_operations_of_a_run_are_worked_out_by_hand():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import final
+from typing import Literal, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .ascent import Eps, adaptive_ascent
 from .checks import checked_number
-from .step import SharpnessAware, Targets
+from .step import SharpnessAware
+from .underway import Targets
 
 
 @final
@@ -22,6 +23,8 @@ class ASAM(SharpnessAware):
         rho: Radius, relative to the weights, so about ten times SAM's: the paper's 0.5 for CIFAR-10.
         eta: Keeps weights near zero movable; the paper's 0.01.
         m: Perturb each group of m samples of the batch by its own eps; None: one eps for the batch.
+        perturbation: Under DistributedDataParallel, "rank": each rank perturbs by its own gradient; "global": all by
+            the mean of theirs, for one more exchange of gradients.
         seed: Unused by ASAM itself; kept so that every method is built alike.
     """
 
@@ -33,11 +36,13 @@ class ASAM(SharpnessAware):
         rho: float = 0.5,
         eta: float = 0.01,
         m: int | None = None,
+        perturbation: Literal["rank", "global"] = "rank",
         seed: int | None = None,
     ) -> None:
         self.eta = checked_number("eta", eta)
-        super().__init__(base, model, rho=rho, m=m, seed=seed)
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
 
     def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho T^2 g / ||T g||``."""
-        return adaptive_ascent(chosen.weights, gradients, chosen.rho, eta=self.eta)
+        weights = self.parallel.local(chosen.weights)
+        return adaptive_ascent(weights, gradients, chosen.rho, eta=self.eta, norm_of=self.parallel.norm)
