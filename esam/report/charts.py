@@ -15,7 +15,7 @@ PlotlyTrace = dict[str, Any]
 
 STEEP = 20
 """Values whose highest is more than this many times their lowest are drawn on a logarithmic axis."""
-LOG_AXIS = {"type": "log", "tickformat": "~g"}
+LOG_AXIS = {"type": "log", "dtick": "D2", "tickformat": "~g"}
 FINISHED = {"line": {"width": 2}, "marker": {"size": 8}}
 UNFINISHED = {"line": {"width": 1.25, "dash": "dot"}, "marker": {"size": 6, "symbol": "circle-open"}}
 
