@@ -325,7 +325,7 @@ def _start(values: Numbers, spreads: Numbers) -> float:
 
 def _colours(names: Mapping[str, Any], given: Colours | None) -> dict[str, str]:
     own = {row.named("SGD"): row.colour for row in METHODS.values()}
-    spare = itertools.cycle([colour for title, colour in own.items() if title not in names])
+    spare = itertools.cycle([colour for title, colour in own.items() if title not in names] or own.values())
     return {**{name: own.get(name) or next(spare) for name in names}, **(given or {})}
 
 
