@@ -9,7 +9,7 @@ import torch
 
 from esam.analysis import Landscape, even_axis, picture
 from esam.analysis.plot import Bar, Curve, Dot, bars, contours, curves, dots, lines, surfaces
-from esam.palette import METHOD_COLOURS
+from esam.optim import METHODS
 
 AXIS = tuple(even_axis(1.0, 5))
 MAGIC = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}
@@ -55,7 +55,7 @@ def test_a_picture_has_its_labels_and_the_methods_colours_and_is_the_same_when_d
     }
     words = set(re.findall(r">([^<>]+)</text>", text))
     assert {"SAM", "ESAM", *labels.get(kind, {"speed", "accuracy"})} <= words
-    assert METHOD_COLOURS["sam"] in text and METHOD_COLOURS["esam"] in text
+    assert METHODS["sam"].colour in text and METHODS["esam"].colour in text
 
 
 @pytest.mark.parametrize("ending", MAGIC)

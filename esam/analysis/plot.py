@@ -6,6 +6,7 @@ Needs matplotlib, the extra ``analysis``.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from esam.palette import assign_colours
+from esam.optim import METHODS
 
 from .landscape import Landscape
 from .picture import GRID, INK, write_picture
@@ -262,7 +263,10 @@ def _start(values: Numbers, spreads: Numbers) -> float:
 
 
 def _colours(names: Iterable[str], given: Colours | None = None) -> dict[str, str]:
-    return {**assign_colours({name: name.lower() for name in names}), **(given or {})}
+    names = list(names)
+    own = {row.named("SGD"): row.colour for row in METHODS.values()}
+    spare = itertools.cycle([colour for title, colour in own.items() if title not in names] or own.values())
+    return {**{name: own.get(name) or next(spare) for name in names}, **(given or {})}
 
 
 def _finish(axes: Any, x_label: str, y_label: str, title: str, *, legend: bool) -> None:
