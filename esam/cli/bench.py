@@ -40,8 +40,9 @@ def bench(arguments: list[str]) -> None:
     from esam.bench.steps import bench_steps, steps_sheet
     from esam.files import write_atomically
     from esam.report.sheets import as_text
+    from esam.train.history import ALIASES
 
-    contenders = {name: contender(name) for name in (*options.contenders, *options.against)}
+    contenders = {ALIASES.get(name, name): contender(name) for name in (*options.contenders, *options.against)}
     result = bench_steps(options.bench, contenders)
     if options.memory:
         for name, row in result["contenders"].items():
