@@ -21,7 +21,7 @@ from esam.paper.engine.store import CHECKPOINT_NAME, ResultStore, needed
 from esam.paper.items import ITEMS, MAKING_ORDER
 from esam.paper.scales import SCALES
 from esam.recipes.cifar import cifar10_small
-from esam.report.sheets import Sheet, as_html, as_markdown, as_text
+from esam.report.sheets import as_text
 from esam.train.checkpoint import Checkpoint
 from esam.train.runs import configured_data, prepared_model, run
 
@@ -452,14 +452,3 @@ def test_a_probe_leaves_the_model_as_it_was_and_sees_the_same_twice():
 
 def test_a_run_is_probed_after_the_first_the_last_and_every_so_many_epochs():
     assert dataclasses.replace(tiny_scale().probe, every=4).epochs(10) == [1, 4, 8, 10]
-
-
-# Tables of words -----------------------------------------------------------------------------------------------------
-
-
-def test_a_sheet_turns_numbers_right_and_words_left_and_escapes():
-    sheet = Sheet("T & U", ("name", "n", "what"), (("a", "1", "<b>|"), ("bb", "22.5", "long " * 10)))
-    assert as_text(sheet).splitlines()[3] == "a        1  <b>|"
-    assert as_markdown(sheet).splitlines()[1:3] == ["| --- | ---: | --- |", "| a | 1 | <b>\\| |"]
-    html = as_html(sheet)
-    assert "T &amp; U" in html and "<b>" not in html and html.count('class="long"') == 1

@@ -1,7 +1,6 @@
 """Are the paper's numbers and settings the paper's, and does each of its networks take steps as the items ask?"""
 
 import dataclasses
-from functools import cache
 
 import pytest
 import torch
@@ -23,51 +22,34 @@ PAPER = SCALES["paper"]()
 BATCH, M = 4, 2
 
 
-@cache
-def step_twice(config):
-    """Take two steps on a few synthetic images at the real resolution; return the losses and how far theta went."""
+def stepped(config):
+    """Take a step on a few synthetic images at the real resolution; return the loss and whether all of theta moved."""
     torch.manual_seed(0)
     facts = DATA[config.data]
     size = config.size or facts.size
     model = build_model(config.model, classes=facts.classes, channels=facts.channels, size=size)
     model = model.to(memory_format=torch.channels_last).train()
-    optimizer = build_optimizer(config, model)
+    settings = {**config.settings, **({"m": M} if "m" in config.settings else {})}
+    optimizer = build_optimizer(dataclasses.replace(config, settings=settings, lr=1e-3), model)
     x = torch.randn(BATCH, facts.channels, size, size).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, facts.classes, (BATCH,))
     start = [p.detach().clone() for p in model.parameters()]
-
-    def closure(keep):
-        return F.cross_entropy(model(x[keep]), y[keep], reduction="none")
-
-    losses = [float(optimizer.step(closure, batch_size=BATCH)) for _ in range(2)]
-    moved = sum(float((p.detach() - s).abs().sum()) for p, s in zip(model.parameters(), start, strict=True))
-    return losses, moved, size
+    loss = optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), batch_size=BATCH)
+    return float(loss), all((p != s).any() for p, s in zip(model.parameters(), start, strict=True))
 
 
-def settings_to_step(item):
-    """Every network of an item by every method, in small steps of a small batch.
-
-    Of a study's values the first stands for all; a data set differs in the number of its classes alone, and the
-    smallest network shows that.
-    """
-    common = {"seed": 0, "validation": False, "epochs": 1, "lr": 1e-3, "weight_decay": 5e-4, "batch_size": BATCH}
-    chosen = {}
-    for config in needed(item.needs(PAPER)).values():
-        settings = {**config.settings, **({"m": M} if "m" in config.settings else {})}
-        small = dataclasses.replace(config, settings=settings, **common)
-        data = config.data if config.model == "resnet18" else None
-        chosen.setdefault((config.model, config.method, data), small)
-    return list(chosen.values())
-
-
-def test_every_network_of_the_paper_is_built_and_stepped_by_every_method_that_trains_it():
-    every = {config.id(): config for item in ITEMS.values() for config in settings_to_step(item)}
-    models = {"resnet18", "wrn28-10", "pyramidnet110", "resnet50", "resnet101", "vit-s16"}
-    assert {config.model for config in every.values()} == models
-    for config in every.values():
-        losses, moved, size = step_twice(config)
-        assert all(0 < loss < 50 for loss in losses) and losses[0] != losses[1], (config.model, losses)
-        assert moved > 0 and size == (224 if config.model in ("resnet50", "resnet101", "vit-s16") else 32)
+def test_every_network_of_the_paper_takes_esams_step_and_the_smallest_every_methods():
+    every = {key: config for item in ITEMS.values() for key, config in needed(item.needs(PAPER)).items()}
+    chosen = {
+        (config.model, config.method): config
+        for config in every.values()
+        if config.method == "esam" or config.model == "resnet18"
+    }
+    small = {method for model, method in chosen if model == "resnet18"}
+    assert small == {"base", "sam", "esam", "esam-swp", "esam-sds", "esam-random"} and len(chosen) == 6 + 5
+    for config in chosen.values():
+        loss, moved = stepped(config)
+        assert 0 < loss < 50 and moved, config
 
 
 # The appendix --------------------------------------------------------------------------------------------------------

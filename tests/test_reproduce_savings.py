@@ -70,7 +70,8 @@ def test_swp_asks_for_the_drawn_gradients_alone_and_counts_the_fastest_of_its_pa
 
 
 def test_freed_memory_can_be_kept_where_the_c_library_knows_how_to(monkeypatch):
-    program = "from esam.paper.items.savings_timing import keep_freed_memory; print(keep_freed_memory())"  # it lasts: elsewhere
+    # in a process of its own, for it lasts
+    program = "from esam.paper.items.savings_timing import keep_freed_memory; print(keep_freed_memory())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == str(sys.platform == "linux" and platform.libc_ver()[0] == "glibc")
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())

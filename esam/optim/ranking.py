@@ -32,6 +32,8 @@ class Candidates:
     """A CPU generator of this step, for rankings that draw."""
     head: Head | None = None
     """What the last linear layer saw at theta; only for rankings marked by ``reads_head``."""
+    part: Tensor | None = None
+    """The positions of the samples that ran apart in the first pass, where the method has such a part."""
 
 
 Ranking = Callable[[Candidates], Tensor]
@@ -142,13 +144,15 @@ class HeadWatch:
             )
         return self._outputs.pop()
 
-    def give_gradient(self, gradient: Tensor, samples: int) -> None:
-        """Take the gradient of the mean loss at that output."""
-        self._gradients.append(gradient * samples)
+    def give_gradient(self, gradient: Tensor | None, samples: int, scale: float) -> None:
+        """Take the gradient at that output of the mean loss times ``scale``."""
+        assert gradient is not None, "the output was asked for"
+        self._gradients.append(_at_least_float32(gradient) * (samples / scale))
 
-    def head(self) -> Head:
-        """Return what was collected, all pieces of the batch together."""
-        return Head(torch.cat(self._inputs), torch.cat(self._gradients))
+    def head(self, pieces: list[int]) -> Head:
+        """Return what was collected in these pieces of the batch, together."""
+        inputs, gradients = ([found[i] for i in pieces] for found in (self._inputs, self._gradients))
+        return Head(torch.cat(inputs), torch.cat(gradients))
 
 
 def _at_least_float32(tensor: Tensor) -> Tensor:

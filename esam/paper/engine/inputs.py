@@ -16,7 +16,7 @@ from .store import ResultStore
 from .values import Repeated
 
 if TYPE_CHECKING:
-    from esam.analyze import TrainedRun
+    from esam.train.trained import TrainedRun
 
 Tell = Callable[[str], None]
 
@@ -47,7 +47,7 @@ class Inputs:
 
     def trained(self, runs: MethodRuns, *, images: int) -> dict[int, TrainedRun]:
         """Return the trained models of a method by seed, each with the loss over this many training images."""
-        from esam.analyze import load_run
+        from esam.train.trained import load_run
 
         found = map(self.store.with_weights, self.store.planned(runs))
         return {run.config.seed: load_run(run.folder, images=images) for run in found}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from esam.analysis import ModelObjective, gradient_cosines, losses_along, sam_eps, select, swp_eps
-from esam.analysis.directions import cosine, inner
+from esam.analysis.directions import cosine_similarity, inner
 from esam.analysis.objective import Parameters, moved, norm_of, value_and_gradient
 from esam.files import write_atomically
 from esam.train.data import Batches, Data
@@ -175,7 +175,7 @@ def _mean_perturbation(
     return MeanPerturbation(
         beta=beta,
         draws=probe.mean_draws,
-        cosine=cosine(mean, eps),
+        cosine=cosine_similarity(mean, eps),
         norm=float(norm_of(mean.values())) / length,
         distance=float(norm_of([mean[name] - eps[name] for name in eps])) / length,
         expected_distance=((1 - beta) / (beta * probe.mean_draws)) ** 0.5,

@@ -5,12 +5,12 @@ Paper: ResNet-18 on CIFAR-10. CPU scale: ResNet-8 on CIFAR-10, 21 x 21 points, 2
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from esam.analysis import Landscape, adversarial_plane, even_axis, landscape
-from esam.analyze import TrainedRun
+from esam.analysis.landscape import OnProgress
 from esam.report.sheets import Sheet
+from esam.train.trained import TrainedRun
 
 from ..engine.inputs import Inputs
 from ..engine.item import Item
@@ -21,7 +21,7 @@ def analyse(inputs: Inputs) -> LandscapeFigures:
     """Return each method's plane, and the loss's rise on it over the seeds."""
     size, every = inputs.scale.adversarial_plane, inputs.needs.weights
 
-    def plane(run: TrainedRun, points: int, path: Path, progress: Callable[[int, int], None]) -> Landscape:
+    def plane(run: TrainedRun, points: int, path: Path, progress: OnProgress) -> Landscape:
         objective, theta = run.objective, run.objective.parameters
         groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(size.groups)]
         return landscape(groups, theta, [even_axis(size.reach, points)] * 2, path=path, progress=progress)

@@ -7,13 +7,13 @@ Paper: ResNet-50 on ImageNet, 100 x 100 points, 10 pairs of directions. CPU scal
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from esam.analysis import Landscape, sharpness, top_eigenvalues, trace
-from esam.analyze import TrainedRun, random_landscape
+from esam.analysis import Landscape, hessian_trace, sharpness, top_eigenvalues
+from esam.analysis.landscape import OnProgress
 from esam.report.sheets import Sheet
+from esam.train.trained import TrainedRun, random_landscape
 
 from ..engine.inputs import Inputs
 from ..engine.item import Item, Needs
@@ -37,7 +37,7 @@ def analyse(inputs: Inputs) -> LandscapeFigures:
     """Return each method's plane, and its sharpness, largest eigenvalue and trace over the seeds."""
     size, every, minima = inputs.scale.random_plane, inputs.needs.weights, []
 
-    def plane(run: TrainedRun, points: int, path: Path, progress: Callable[[int, int], None]) -> Landscape:
+    def plane(run: TrainedRun, points: int, path: Path, progress: OnProgress) -> Landscape:
         return random_landscape(run, points=points, reach=size.reach, groups=size.groups, path=path, progress=progress)
 
     for runs in every:
@@ -57,7 +57,7 @@ def _hessian(inputs: Inputs, run: TrainedRun) -> dict[str, float | None]:
             "loss": float(objective(theta)),
             "sharpness": sharpness(objective, theta, rho=0.05),
             "eigenvalue": top_eigenvalues(objective, theta, k=1)[0],
-            "trace": float(trace(objective, theta, vectors=vectors)[0]),
+            "trace": float(hessian_trace(objective, theta, vectors=vectors)[0]),
         }
 
     key = {"run": run.record.run["id"], "images": objective.count, "vectors": vectors}

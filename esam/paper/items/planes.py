@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from esam.analysis import Landscape
+from esam.analysis.landscape import OnProgress
 from esam.analysis.plot import contours, surfaces
-from esam.analyze import TrainedRun
-from esam.optim import METHODS
+from esam.train.trained import TrainedRun
 
 from ..engine.inputs import Inputs
 from ..engine.item import MethodRuns, Needs, Workload, runs_of
@@ -19,7 +19,7 @@ from ..engine.scale import ExperimentScale, PaperTask, PlaneSize
 from ..engine.values import Repeated, slug, with_gaps
 from .tables import THREE
 
-Plane = Callable[[TrainedRun, int, Path, Callable[[int, int], None]], Landscape]
+Plane = Callable[[TrainedRun, int, Path, OnProgress], Landscape]
 """(run, points a side, where to keep what is done, progress) -> the loss on a plane."""
 COARSE = 7
 """Points a side of the plane that is measured for every seed; odd, so that theta is in the middle."""
@@ -84,10 +84,9 @@ def minimum(inputs: Inputs, runs: MethodRuns, size: PlaneSize, kind: str, plane:
 
 def draw_planes(measured: LandscapeFigures, path: Path) -> list[Path]:
     """Draw contours and surfaces of the methods' planes side by side, on one scale."""
-    colours = {own.label: METHODS[own.method].colour for own in measured.minima}
     planes = {}
     for own in measured.minima:
         losses = torch.tensor([[with_gaps(line) for line in own.losses]], dtype=torch.float64)
-        planes[own.label] = Landscape(own.axes, losses, ("saved",))
-    written = contours(path.with_name(f"{path.name}-contour"), planes, colours=colours)
-    return written + surfaces(path.with_name(f"{path.name}-surface"), planes, colours=colours)
+        planes[own.label] = Landscape(own.axes, losses)
+    written = contours(path.with_name(f"{path.name}-contour"), planes)
+    return written + surfaces(path.with_name(f"{path.name}-surface"), planes)

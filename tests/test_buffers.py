@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from esam.optim.statistics import frozen_statistics
+from esam.optim.buffers import kept_buffers
 
 LAYERS = {
     "BatchNorm1d": (nn.BatchNorm1d(4), (6, 4)),
@@ -24,7 +24,7 @@ def test_inside_the_block_the_output_is_trainings_and_the_statistics_stand_still
     expected = layer(x)
     before = [b.clone() for b in layer.buffers()]
     flags = layer.momentum, layer.track_running_stats, layer.training
-    with frozen_statistics(layer):
+    with kept_buffers(layer):
         assert torch.equal(layer(x), expected)
     assert all(torch.equal(a, b) for a, b in zip(layer.buffers(), before, strict=True))
     assert (layer.momentum, layer.track_running_stats, layer.training) == flags
@@ -33,7 +33,7 @@ def test_inside_the_block_the_output_is_trainings_and_the_statistics_stand_still
 def test_after_the_block_the_statistics_move_again():
     layer = nn.BatchNorm1d(4)
     for _ in range(3):  # repeated calls: the peers' helper froze them for ever
-        with frozen_statistics(layer):
+        with kept_buffers(layer):
             layer(torch.randn(5, 4))
     layer(torch.randn(5, 4))
     assert layer.num_batches_tracked == 1
@@ -42,8 +42,8 @@ def test_after_the_block_the_statistics_move_again():
 
 def test_blocks_nest():
     layer = nn.BatchNorm1d(4)
-    with frozen_statistics(layer):
-        with frozen_statistics(layer):
+    with kept_buffers(layer):
+        with kept_buffers(layer):
             pass
         layer(torch.randn(5, 4))
         assert layer.num_batches_tracked == 0
@@ -53,22 +53,15 @@ def test_blocks_nest():
 
 def test_an_error_inside_gives_the_layers_back():
     layer = nn.BatchNorm1d(4, momentum=None)
-    with pytest.raises(RuntimeError), frozen_statistics(layer):
+    with pytest.raises(RuntimeError), kept_buffers(layer):
+        layer(torch.randn(5, 4))
         raise RuntimeError
-    assert layer.track_running_stats
-    assert layer.momentum is None
+    assert layer.num_batches_tracked == 0
 
 
 def test_layers_in_eval_mode_still_use_their_statistics():
     layer = nn.BatchNorm1d(4).eval()
     x = torch.randn(5, 4)
     expected = layer(x)
-    with frozen_statistics(layer):
+    with kept_buffers(layer):
         assert torch.equal(layer(x), expected)
-
-
-def test_synchronised_batchnorm_is_a_batchnorm_too():
-    layer = nn.SyncBatchNorm(4)
-    with frozen_statistics(layer):
-        assert not layer.track_running_stats
-    assert layer.track_running_stats
