@@ -40,7 +40,7 @@ SLOW = Speed(100.0, Ratio(1.0, 1.0, 1.0), Ratio(2.0, 2.0, 2.0), 1.0, 20)
 
 def result(measured, device="cpu"):
     environment = {"device": device, "hardware": "Some Processor"}
-    return Result("item", "Table 0", "title", "tiny", 0, (), environment, measured)
+    return Result("item", "tiny", (), environment, measured)
 
 
 def over_seeds(mean, spread=0.0, n=3):
@@ -50,7 +50,7 @@ def over_seeds(mean, spread=0.0, n=3):
 
 def row(method, accuracy=None, train=99.0, speed=SLOW, share=None):
     accuracy = accuracy or over_seeds(90.0, 1.0)
-    return MethodFigures(method, method, share, accuracy, None, over_seeds(train), Repeated(()), speed, None)
+    return MethodFigures(method, method, share, accuracy, None, over_seeds(train), speed, None)
 
 
 def table(*tasks, device="cpu"):

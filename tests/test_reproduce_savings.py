@@ -12,6 +12,7 @@ from esam.paper.engine.scale import ToyMLPs
 from esam.paper.items.savings_timing import (
     CASES,
     Saving,
+    ToyMLP,
     fit_savings,
     keep_freed_memory,
     measure_savings,
@@ -53,7 +54,7 @@ def test_r_squared_by_hand():
 def test_savings_are_measured_for_every_depth_and_beta(case):
     seen = []
     toys = ToyMLPs(width=8, draws=4, batch=4, betas=(0.1, 1.0))
-    found = measure_savings(CASES[case], [2, 4], toys, lambda *p: seen.append(p))
+    found = measure_savings([2, 4], CASES[case], toys, lambda *p: seen.append(p))
     assert [(s.layers, s.beta, s.draws) for s in found] == [(2, 0.1, 4), (2, 1.0, 4), (4, 0.1, 4), (4, 1.0, 4)]
     assert all(s.saved < 1 and s.error >= 0 for s in found)
     assert seen[-1] == (8, 8)
@@ -64,7 +65,7 @@ def test_swp_asks_for_the_drawn_gradients_alone_and_counts_the_fastest_of_its_pa
     monkeypatch.setattr(torch.autograd, "grad", lambda loss, inputs: asked.append(len(inputs)) or grad(loss, inputs))
     ticks = iter([0, 9, 0, 4, 0, 7, 0, 9, 0, 1, 0, 7] * 2)  # whole: 9, 4, 7; drawn: 9, 1, 7; the same again
     monkeypatch.setattr("esam.paper.items.savings_timing.time.process_time", lambda: next(ticks))
-    (found,) = measure_savings(CASES["serial"], [40], ToyMLPs(width=2, draws=2, batch=2, betas=(0.1,)))
+    (found,) = measure_savings([40], CASES["serial"], ToyMLPs(width=2, draws=2, batch=2, betas=(0.1,)))
     assert asked[:3] == [40] * 3 and 0 < max(asked[3:6]) < 20
     assert found.saved == 1 - 1 / 4 and found.error == 0
 
@@ -80,7 +81,7 @@ def test_freed_memory_can_be_kept_where_the_c_library_knows_how_to(monkeypatch):
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_network_has_as_many_units_a_layer_as_its_case_says(case):
-    network = CASES[case](3, 4)
+    network = ToyMLP(3, 4, CASES[case])
     assert len(list(network.parameters())) == {"serial": 3, "crossed": 6}[case]
     network(torch.ones(2, 4)).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
@@ -89,7 +90,7 @@ def test_a_network_has_as_many_units_a_layer_as_its_case_says(case):
 @pytest.mark.parametrize("case", CASES)
 def test_signals_and_gradients_neither_fade_nor_burst_in_a_deep_network(case):
     torch.manual_seed(0)
-    network = CASES[case](125, 64)
+    network = ToyMLP(125, 64, CASES[case])
     network(torch.randn(32, 64)).square().mean().backward()
     sizes = [float(p.grad.norm()) for p in network.parameters()]
     assert min(sizes) > 1e-4

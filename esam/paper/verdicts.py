@@ -31,7 +31,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from .engine.store import Result
 from .engine.values import Repeated, finite
@@ -43,7 +43,7 @@ from .items.probes import ProbedRun
 from .items.savings_timing import predicted
 from .items.sds_illustration import AlongFigures
 from .items.swp_savings import CaseFigures, SavingsFigures
-from .items.tables import TableFigures, WorkloadFigures
+from .items.tables import MethodFigures, TableFigures, WorkloadFigures
 from .items.timing import Ratio, Speed
 
 HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN = "holds", "contradicted", "inconclusive", "not run"
@@ -86,8 +86,8 @@ def at_least(method: str, other: str) -> Judge:
         measured = f"points: {'; '.join(told)}"
         if not inside:
             return Finding(INCONCLUSIVE, measured, f"{_UNFITTED} on every task")
-        if None in gaps or None in errors:
-            return _above_zero(None if None in gaps else 0.0, None, measured)
+        if None in errors:
+            return Finding(INCONCLUSIVE, measured, "one value has no spread")
         gap = statistics.fmean(finite(gaps))
         error = math.sqrt(sum(error**2 for error in finite(errors))) / len(errors)
         return _above_zero(
@@ -142,9 +142,8 @@ def _timed(
 
     def judge(result: Result[TableFigures]) -> Finding:
         tasks = result.measured.workloads
-        rounds, threads = tasks[0].find(method).speed.rounds, tasks[0].threads
-        found = _on_this_device(result, threads, _over_tasks(map(judged, tasks)))
-        return replace(found, measured=f"{what}, n = {rounds} steps, {found.measured}")
+        found = _on_this_device(result, tasks[0].threads, _over_tasks(map(judged, tasks)))
+        return replace(found, measured=f"{what}, n = {tasks[0].find(method).speed.rounds} steps, {found.measured}")
 
     return judge
 
@@ -271,26 +270,14 @@ def flatter(method: str, pick: Callable[[Minimum], Repeated | None]) -> Judge:
 # The parts of a verdict ----------------------------------------------------------------------------------------------
 
 
-class Trained(Protocol):
-    """A method whose training accuracy is known."""
-
-    @property
-    def label(self) -> str:
-        """The method as people read it."""
-
-    @property
-    def train_accuracy(self) -> Repeated:
-        """In per cent, over the seeds."""
-
-
 _UNFITTED = f"training accuracy below {FITTED:.0f} %"
 
 
-def _fitted(*methods: Trained) -> bool:
+def _fitted(*methods: MethodFigures | Minimum) -> bool:
     return all((own.train_accuracy.mean or 0.0) >= FITTED for own in methods)
 
 
-def _fits(*methods: Trained) -> str:
+def _fits(*methods: MethodFigures | Minimum) -> str:
     return ", ".join(f"{own.label} {own.train_accuracy.mean or 0.0:.1f} %" for own in methods)
 
 

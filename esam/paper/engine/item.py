@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from esam.compare.plan import Comparison, configured
 from esam.report.sheets import Sheet
 from esam.train.config import Config
+from esam.train.runs import title
 
 from .scale import ExperimentScale, PaperTask, Probe
 
@@ -66,22 +67,12 @@ class MethodRuns:
 
     workload: Workload
     method: str
-    comparison: Comparison
-    """Of this method alone."""
+    label: str
+    """The method as people read it: "ESAM"."""
+    configs: tuple[Config, ...]
+    """One a seed."""
     share: float | None = None
     """SWP's beta or SDS's gamma, where the paper studies it."""
-
-    @property
-    def configs(self) -> list[Config]:
-        """The configuration of each seed."""
-        return [configured(self.comparison, self.method, seed) for seed in self.comparison.seeds]
-
-    @property
-    def label(self) -> str:
-        """The method as people read it: "ESAM"."""
-        from esam.train.runs import title
-
-        return title(self.configs[0])
 
 
 @dataclass(frozen=True)
@@ -131,8 +122,11 @@ def runs_of(task: PaperTask, comparison: Comparison, methods: Sequence[str]) -> 
     """Return the runs of each method on the workload that stands for the paper's."""
     config = comparison.config
     model, data = MODEL_NAMES.get(config.model, config.model), DATA_NAMES.get(config.data, config.data)
-    alone = {method: dataclasses.replace(comparison, methods=(method,)) for method in methods}
-    return tuple(MethodRuns(Workload(*task, model, data), method, one) for method, one in alone.items())
+    seeds = {method: [configured(comparison, method, seed) for seed in comparison.seeds] for method in methods}
+    return tuple(
+        MethodRuns(Workload(*task, model, data), method, title(configs[0]), tuple(configs))
+        for method, configs in seeds.items()
+    )
 
 
 def with_changes(comparison: Comparison, **changes: Any) -> Comparison:

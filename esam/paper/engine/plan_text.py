@@ -18,20 +18,16 @@ SHOWN = ("epochs", "batch_size", "train_size", "size", "augment", "optimizer", "
 
 def item_list(items: Items, stores: Sequence[ResultStore]) -> str:
     """Return the items, how far each is at every scale, and what is left to do."""
-    scales = [title for store in stores for title in (store.scale.name, "left")]
-    lines = [
-        (item.name, item.number, item.title, *(cell for store in stores for cell in _state_and_cost(item, store)))
-        for item in items.values()
-    ]
-    totals = [cell for store in stores for cell in ("", _hours(left_of_all(items, store), store))]
-    every = (*lines, ("all", "", "each run counted once", *totals))
-    sheet = Sheet("The paper's tables and figures", ("Item", "In the paper", "Title", *scales), every)
+    head, totals = ["Item", "In the paper", "Title"], ["all", "", "each run counted once"]
+    lines = [[item.name, item.number, item.title] for item in items.values()]
+    for store in stores:
+        head += [store.scale.name, "left"]
+        totals += ["", _hours(left_of_all(items, store), store)]
+        for line, item in zip(lines, items.values(), strict=True):
+            line += [state(item, store), _hours(left(item, store), store)]
+    sheet = Sheet("The paper's tables and figures", tuple(head), tuple(map(tuple, [*lines, totals])))
     told = "; ".join(f"{store.scale.name}: {RATE_WORDS[store.scale.machine]}" for store in stores)
     return f"{as_text(sheet)}\n\nHours of one core or GPU, counted: {told}.\nesam reproduce ITEM --plan tells more."
-
-
-def _state_and_cost(item: Item[Any], store: ResultStore) -> tuple[str, str]:
-    return state(item, store), _hours(left(item, store), store)
 
 
 def state(item: Item[Any], store: ResultStore) -> str:
@@ -99,7 +95,7 @@ def _runs_sheet(every: Sequence[MethodRuns]) -> Sheet:
     for runs in every:
         config = runs.configs[0]
         given = {key.replace("_", " "): getattr(config, key) for key in SHOWN}
-        seeds = ", ".join(map(str, runs.comparison.seeds))
+        seeds = ", ".join(str(one.seed) for one in runs.configs)
         own = find_method(config.method).effective(config.settings)
         cells = (config.model, _pairs(given), _pairs(own), seeds, f"{units(config):.1f}")
         lines.append((f"{runs.workload.paper}: {runs.label}", *cells, f"{run_flops(config):.2e}"))

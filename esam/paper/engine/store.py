@@ -9,7 +9,7 @@ from typing import Any, Generic
 
 import msgspec
 
-from esam.compare.plan import PlannedRun, folder_of, plan
+from esam.compare.plan import PlannedRun, folder_of
 from esam.files import write_atomically
 from esam.train.config import Config
 from esam.train.record import RunRecord, config_id
@@ -28,10 +28,7 @@ class Result(Generic[Measured]):
     """An item's measured values, and what they were measured on."""
 
     item: str
-    number: str
-    title: str
     scale: str
-    runs: int
     trained: tuple[str, ...]
     """What was trained, in words."""
     environment: Mapping[str, str | int | None]
@@ -56,7 +53,7 @@ class ResultStore:
 
     def planned(self, runs: MethodRuns) -> list[PlannedRun]:
         """Return the runs of a method where they would be trained."""
-        return plan(runs.comparison, self.folder / "runs")
+        return _planned(runs, self.folder / "runs")
 
     def record(self, run: PlannedRun) -> RunRecord | None:
         """Return the record of a run that is finished, wherever it is."""
@@ -82,7 +79,7 @@ class ResultStore:
     def probed(self, runs: MethodRuns, probe: Probe) -> list[PlannedRun]:
         """Return the runs of a method in the folder of this probe, to be trained under it."""
         folder = self.folder / "observed" / config_id(asdict(probe))
-        return [replace(run, worker=PROBING_WORKER) for run in plan(runs.comparison, folder)]
+        return [replace(run, worker=PROBING_WORKER) for run in _planned(runs, folder)]
 
     def missing(self, needs: Needs) -> list[PlannedRun]:
         """Return the runs that an item needs and that are not finished, each once."""
@@ -105,12 +102,10 @@ class ResultStore:
 
     def save(self, item: Item[Measured], measured: Measured, environment: Mapping[str, str | int | None]) -> None:
         """Write an item's results, with what they were measured on."""
-        configs = needed(item.needs(self.scale))
-        trained = tuple(sorted({in_words(config) for config in configs.values()}))
-        about = (item.name, item.number, item.title, self.scale.name, len(configs), trained)
-        path = self.path(item).with_suffix(".json")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, encode(Result(*about, environment, measured)))
+        trained = tuple(sorted(set(map(in_words, needed(item.needs(self.scale)).values()))))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        result = Result(item.name, self.scale.name, trained, environment, measured)
+        write_atomically(self.path(item).with_suffix(".json"), encode(result))
 
     def result(self, item: Item[Measured]) -> Result[Measured] | None:
         """Return an item's results, None if it has not been made, or by an earlier version."""
@@ -151,6 +146,10 @@ def in_words(config: Config) -> str:
     images = "all images" if config.train_size is None else f"{config.train_size:,} images"
     how = f"{config.epochs} epochs, batch {config.batch_size}, augmentation {config.augment}"
     return f"{config.model} on {images} of {config.data}, {how}, {config.optimizer} with learning rate {config.lr:g}"
+
+
+def _planned(runs: MethodRuns, place: Path) -> list[PlannedRun]:
+    return [PlannedRun(config, folder_of(config, place)) for config in runs.configs]
 
 
 def _moved(run: PlannedRun, place: Path) -> PlannedRun:

@@ -71,7 +71,7 @@ def analyse(inputs: Inputs) -> SearchFigures:
     """Return the held-out accuracy of each method at every point."""
     points = []
     for runs in inputs.needs.runs:
-        config, ends = runs.comparison.config, [record.end or {} for record in inputs.records(runs)]
+        config, ends = runs.configs[0], [record.end or {} for record in inputs.records(runs)]
         accuracies = percent([end["test_accuracy"]["last"] for end in ends]), inputs.train_accuracy(runs)
         point = (config.lr, config.weight_decay, config.batch_size)
         points.append(SearchPoint(runs.method, runs.label, *point, *accuracies))

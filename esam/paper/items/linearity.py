@@ -64,14 +64,10 @@ def sheets(measured: LinearityFigures) -> list[Sheet]:
     lines = [(f"{one.beta:g}", one.divided.words(5), one.undivided.words(5)) for one in measured.swp]
     lines.append(("SAM", measured.sam.words(5), measured.sam.words(5)))
     title = f"zeta(eps, B), {measured.workload.title}, mean over {measured.sam.n} batches ± standard deviation"
-    means = [
-        (
-            str(epoch),
-            *(number(value, 4) for value in (one.cosine, one.norm, one.distance, one.expected_distance)),
-            str(one.draws),
-        )
-        for epoch, one in zip(measured.epochs, measured.mean_perturbations, strict=True)
-    ]
+    means = []
+    for epoch, one in zip(measured.epochs, measured.mean_perturbations, strict=True):
+        values = (one.cosine, one.norm, one.distance, one.expected_distance)
+        means.append((str(epoch), *(number(value, 4) for value in values), str(one.draws)))
     head = ("Epoch", "Cosine to SAM's eps", "Norm of the mean / SAM's", "Distance / SAM's norm", "by chance", "draws")
     return [
         Sheet(title, ("beta", *FORMS.values()), tuple(lines)),

@@ -16,7 +16,7 @@ from ..engine.item import Item, MethodRuns, Needs, runs_of
 from ..engine.scale import ExperimentScale, PaperTask
 from ..engine.values import number, slug
 from .table1 import PAPER
-from .tables import THREE, MethodFigures, TableFigures, runs_for, table_figures
+from .tables import THREE, MethodFigures, TableFigures, table_figures
 
 PARAMETERS = {"esam-swp": "beta", "esam-sds": "gamma"}
 
@@ -25,7 +25,7 @@ def needs(scale: ExperimentScale) -> Needs:
     """Return a run for each beta and each gamma, and Table 1's runs beside them."""
     runs: list[MethodRuns] = []
     for task in scale.study:
-        runs += runs_for(scale, [task], THREE)
+        runs += runs_of(task, scale.comparisons[task], THREE)
         runs += [_studied(scale, task, method, share) for method in PARAMETERS for share in scale.study_shares]
     return Needs(runs=tuple(runs), sizes={"beta, gamma": ", ".join(map(str, scale.study_shares))})
 
@@ -41,19 +41,13 @@ def _studied(scale: ExperimentScale, task: PaperTask, method: str, share: float)
 def sheets(measured: TableFigures) -> list[Sheet]:
     """Return one table a workload."""
     head = ("Method", "Accuracy, %", "Training, %", "Images/s", "n")
-    return [
-        Sheet(one.workload.title, head, tuple((_name(own), *_cells(own)) for own in one.methods))
-        for one in measured.workloads
-    ]
-
-
-def _name(own: MethodFigures) -> str:
-    return own.label if own.share is None else f"{own.label}, {PARAMETERS[own.method]} = {own.share:g}"
+    return [Sheet(one.workload.title, head, tuple(map(_cells, one.methods))) for one in measured.workloads]
 
 
 def _cells(own: MethodFigures) -> tuple[str, ...]:
+    name = own.label if own.share is None else f"{own.label}, {PARAMETERS[own.method]} = {own.share:g}"
     accuracies = own.accuracy.words(2), own.train_accuracy.words(2)
-    return (*accuracies, number(own.speed.images_per_second, 0), str(own.accuracy.n))
+    return (name, *accuracies, number(own.speed.images_per_second, 0), str(own.accuracy.n))
 
 
 def draw(measured: TableFigures, path: Path) -> list[Path]:

@@ -83,7 +83,7 @@ def probed_needs(scale: ExperimentScale, tasks: Sequence[PaperTask]) -> Needs:
     for task in tasks:
         comparison = scale.comparisons[task]
         runs += runs_of(task, dataclasses.replace(comparison, seeds=comparison.seeds[:1]), ("esam",))
-    configs = [one.comparison.config for one in runs]
+    configs = [one.configs[0] for one in runs]
     passes = tuple((config, float(len(probe.epochs(config.epochs)) * _passes(probe))) for config in configs)
     sizes = {"probes": f"every {probe.every} epochs, {probe.batches} batches of {probe.batch_size} training images"}
     return Needs(probed=tuple(runs), probe=probe, passes=passes, sizes=sizes)

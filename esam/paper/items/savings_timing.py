@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from statistics import fmean, stdev
 
 import torch
@@ -49,51 +50,31 @@ class Fit:
     """The standard error of k2; None where it is not known."""
 
 
-def _unit(width: int, inputs: int) -> nn.Linear:
-    """Return one of the layer's ``inputs`` maps, scaled so that signals keep their size however deep the network is.
+class ToyMLP(nn.Module):
+    """Equal layers, each the sum of what its units make of the layers before it, one unit for each of them.
 
-    By torch's own initial weights they fade into numbers that a CPU is slow with, and then to zero.
+    One unit a layer is the appendix's case K = 1; two are its general case, with connections across layers.
     """
-    unit = nn.Linear(width, width, bias=False)
-    nn.init.normal_(unit.weight, std=(2 / width / inputs) ** 0.5)
-    return unit
 
-
-class Serial(nn.Module):
-    """One unit a layer, each layer connected to the next: the appendix's case K = 1."""
-
-    def __init__(self, layers: int, width: int) -> None:
+    def __init__(self, layers: int, width: int, units: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_unit(width, inputs=1) for _ in range(layers))
+        self.layers = nn.ModuleList(
+            nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(units)) for _ in range(layers)
+        )
+        for weight in self.parameters():  # torch's own fade with depth, into numbers that a CPU is slow with
+            nn.init.normal_(weight, std=(2 / width / units) ** 0.5)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, width) to the same shape."""
-        for layer in self.layers:
-            x = torch.relu(layer(x))
-        return x
+        before: list[Tensor] = [x] * len(self.layers[0])  # type: ignore[arg-type]
+        for units in self.layers:
+            made = [unit(h) for unit, h in zip(units, before, strict=True)]  # type: ignore[call-overload]
+            before = [torch.relu(reduce(torch.add, made)), *before[:-1]]
+        return before[0]
 
 
-class Crossed(nn.Module):
-    """Several units a layer and connections across layers: the appendix's general case, here K = 2.
-
-    A layer adds what its first unit makes of the layer before to what its second makes of the layer before that.
-    """
-
-    def __init__(self, layers: int, width: int) -> None:
-        super().__init__()
-        self.near = nn.ModuleList(_unit(width, inputs=2) for _ in range(layers))
-        self.far = nn.ModuleList(_unit(width, inputs=2) for _ in range(layers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, width) to the same shape."""
-        before = x
-        for near, far in zip(self.near, self.far, strict=True):
-            x, before = torch.relu(near(x) + far(before)), x
-        return x
-
-
-CASES: dict[str, Callable[[int, int], nn.Module]] = {"serial": Serial, "crossed": Crossed}
-"""(layers, width) -> network whose layers are all alike."""
+CASES = {"serial": 1, "crossed": 2}
+"""Units a layer."""
 
 
 def keep_freed_memory() -> bool:
@@ -106,16 +87,12 @@ def keep_freed_memory() -> bool:
     except (OSError, TypeError, AttributeError):
         return False
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # the parameters of malloc.h
-    sizes = ((trim_threshold, 2**31 - 1), (top_pad, 2**28), (mmap_threshold, 2**30))
-    taken = [bool(mallopt(parameter, size)) for parameter, size in sizes]
-    return all(taken)
+    sizes = {trim_threshold: 2**31 - 1, top_pad: 2**28, mmap_threshold: 2**30}
+    return [mallopt(parameter, size) for parameter, size in sizes.items()] == [1, 1, 1]
 
 
 def measure_savings(
-    build: Callable[[int, int], nn.Module],
-    layers: Sequence[int],
-    toys: ToyMLPs,
-    progress: Callable[[int, int], None] = lambda done, whole: None,
+    layers: Sequence[int], units: int, toys: ToyMLPs, progress: Callable[[int, int], None] = lambda done, whole: None
 ) -> list[Saving]:
     """Measure g(N, beta): forward, and backward with respect to the tensors drawn, against the same for all tensors.
 
@@ -124,21 +101,20 @@ def measure_savings(
     as another left it, and any of them can be disturbed. Use one thread (torch.set_num_threads(1)) and, in a process
     that does nothing else, ``keep_freed_memory``.
     """
-    draws = toys.draws
     generator = torch.Generator().manual_seed(0)
     found = []
     for number, depth in enumerate(layers):
-        network = build(depth, toys.width)
+        network = ToyMLP(depth, toys.width, units)
         weights = list(network.parameters())
         x = torch.randn(toys.batch, toys.width, generator=generator)
         everything = range(len(weights))
         shares: dict[float, list[float]] = {beta: [] for beta in toys.betas}
-        for draw in range(draws):
+        for draw in range(toys.draws):
             whole = _pass_seconds(network, weights, x, everything)
             for beta in toys.betas:
                 picks = everything if beta == 1 else independent(len(weights), beta, generator).picks
                 shares[beta].append(1 - _pass_seconds(network, weights, x, picks) / whole)
-            progress(number * draws + draw + 1, len(layers) * draws)
+            progress(number * toys.draws + draw + 1, len(layers) * toys.draws)
         found += [Saving(depth, b, fmean(s), stdev(s) / len(s) ** 0.5, len(s)) for b, s in shares.items()]
     return found
 

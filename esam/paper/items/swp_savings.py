@@ -86,7 +86,7 @@ def _case(inputs: Inputs, case: str) -> CaseFigures:
     def work() -> CaseFigures:
         keep_freed_memory()
         progress = inputs.progress(f"timing MLPs of {', '.join(map(str, layers))} layers, {WORDS[case]}")
-        savings = measure_savings(CASES[case], layers, toys, progress)
+        savings = measure_savings(layers, CASES[case], toys, progress)
         return CaseFigures(case, tuple(savings), fit_savings(savings))
 
     return remembered(inputs.cache(f"swp-savings-{case}"), toys, CaseFigures, work)

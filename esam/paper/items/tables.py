@@ -55,7 +55,6 @@ class MethodFigures:
     best: Repeated | None
     """The best of several evaluations; None where a run was evaluated once."""
     train_accuracy: Repeated
-    sharpness: Repeated
     speed: Speed
     paper: Printed | None
 
@@ -98,18 +97,14 @@ def table_figures(inputs: Inputs, paper: PaperTable) -> TableFigures:
 def method_figures(inputs: Inputs, runs: MethodRuns, speed: Speed, paper: Mapping[str, Printed]) -> MethodFigures:
     """Return a method's row from its records, with the speed that was timed."""
     ends = [record.end or {} for record in inputs.records(runs)]
-    config = runs.comparison.config
-    best = (
-        percent([end["test_accuracy"].get("best") for end in ends]) if config.evaluate_every < config.epochs else None
-    )
+    once = runs.configs[0].evaluate_every >= runs.configs[0].epochs
     return MethodFigures(
         method=runs.method,
         label=runs.label,
         share=runs.share,
         accuracy=percent([end["test_accuracy"].get("last") for end in ends]),
-        best=best,
+        best=None if once else percent([end["test_accuracy"].get("best") for end in ends]),
         train_accuracy=inputs.train_accuracy(runs),
-        sharpness=Repeated(tuple(end.get("sharpness") for end in ends)),
         speed=speed,
         paper=paper.get(runs.method) if runs.share is None else None,
     )
@@ -184,12 +179,6 @@ def bar_colours(measured: TableFigures) -> dict[str, str]:
     return {below_bar(own): METHODS[own.method].colour for one in measured.workloads for own in one.methods}
 
 
-def runs_for(scale: ExperimentScale, tasks: Sequence[PaperTask], methods: Sequence[str]) -> list[MethodRuns]:
-    """Return the runs of some methods on those of the tasks that the scale has."""
-    known = [task for task in tasks if task in scale.comparisons]
-    return [runs for task in known for runs in runs_of(task, scale.comparisons[task], methods)]
-
-
 def table_item(
     name: str,
     number: str,
@@ -205,7 +194,8 @@ def table_item(
     """Return a table of accuracy and speed on the paper's tasks, its numbers beside ours."""
 
     def needs(scale: ExperimentScale) -> Needs:
-        every = [runs for task in tasks or tuple(paper) for runs in runs_for(scale, [task], methods(task))]
+        known = [task for task in tasks or paper if task in scale.comparisons]
+        every = [runs for task in known for runs in runs_of(task, scale.comparisons[task], methods(task))]
         return Needs(runs=tuple(every))
 
     return Item(
