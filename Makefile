@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test test-fast lint browser docs clean
 
 # The main job on the embedded data: five methods, three seeds, a table and a report.
 demo: $(READY)
