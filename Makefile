@@ -12,7 +12,15 @@ demo: $(READY)
 	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
 
 test: $(READY) lint browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What to run before a commit: all but the slowest proofs.
+test-fast: $(READY) lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# The tables of README and docs, from the committed records.
+docs: $(READY)
+	$(BIN)/python docs/tables.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
