@@ -28,7 +28,9 @@ def bench_steps(
     """
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
-    passes = {name: _counted(*step) for name, step in steps.items()}  # a first step, which also warms up
+    passes = {
+        name: _counted(*step, bench.batch_size) for name, step in steps.items()
+    }  # a first step, which also warms up
     clock = _clock(bench)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(bench.rounds):
@@ -79,7 +81,7 @@ def steps_sheet(result: dict[str, Any]) -> Sheet:
     return Sheet(title, tuple(titles), tuple(lines))
 
 
-def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
+def _counted(model: nn.Module, step: Callable[[], Any], batch: int) -> dict[str, float]:
     """Take one step and count its passes, in batches, by hooks on the model; rows without a gradient do not count."""
     forwards: list[int] = []
     backwards: dict[int, int] = {}
@@ -99,7 +101,7 @@ def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
         step()
     finally:
         handle.remove()
-    return {"forwards": sum(forwards) / forwards[0], "backwards": sum(backwards.values()) / forwards[0]}
+    return {"forwards": sum(forwards) / batch, "backwards": sum(backwards.values()) / batch}
 
 
 def _compared(mine: list[float], theirs: list[float]) -> dict[str, Any]:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from esam.train.record import RunRecord
+from typing import TYPE_CHECKING, Any
 
 from .item import MethodRuns, Needs
 from .observer import EpochProbe, read_observations
@@ -34,16 +32,20 @@ class Inputs:
         """The scale at which the item is made."""
         return self.store.scale
 
-    def records(self, runs: MethodRuns) -> list[RunRecord]:
-        """Return the finished records of a method, one a seed."""
-        records = [self.store.record(run) for run in self.store.planned(runs)]
-        assert None not in records, runs
-        return [record for record in records if record is not None]
+    def accuracy(self, runs: MethodRuns, which: str = "last") -> Repeated:
+        """Return a method's accuracy on the images that it is evaluated on, the last or the best, in per cent."""
+        return _percent(end["test_accuracy"].get(which) for end in self._ends(runs))
 
     def train_accuracy(self, runs: MethodRuns) -> Repeated:
-        """Return the training accuracy of a method at the end, in per cent, over its seeds."""
-        ends = [record.end or {} for record in self.records(runs)]
-        return percent([end.get("train_accuracy") for end in ends])
+        """Return a method's accuracy on its training images at the end, in per cent."""
+        return _percent(end.get("train_accuracy") for end in self._ends(runs))
+
+    def _ends(self, runs: MethodRuns) -> list[dict[str, Any]]:
+        """Return the last line of each seed's record."""
+        records = [self.store.record(run) for run in self.store.planned(runs)]
+        ends = [record.end for record in records if record is not None and record.end is not None]
+        assert len(ends) == len(runs.configs), runs
+        return ends
 
     def trained(self, runs: MethodRuns, *, images: int) -> dict[int, TrainedRun]:
         """Return the trained models of a method by seed, each with the loss over this many training images."""
@@ -74,6 +76,5 @@ class Inputs:
         return self.store.folder / "work" / f"{name}.json"
 
 
-def percent(shares: list[float | None]) -> Repeated:
-    """Return shares from 0 to 1 in per cent."""
+def _percent(shares: Iterable[float | None]) -> Repeated:
     return Repeated(tuple(None if share is None else 100 * share for share in shares))

@@ -15,7 +15,7 @@ from esam.analysis.plot import Curve, curves
 from esam.optim import METHODS
 from esam.report.sheets import Sheet
 
-from ..engine.inputs import Inputs, percent
+from ..engine.inputs import Inputs
 from ..engine.item import Item, MethodRuns, Needs, runs_of, with_changes
 from ..engine.scale import ExperimentScale
 from ..engine.values import Repeated
@@ -71,8 +71,7 @@ def analyse(inputs: Inputs) -> SearchFigures:
     """Return the held-out accuracy of each method at every point."""
     points = []
     for runs in inputs.needs.runs:
-        config, ends = runs.configs[0], [record.end or {} for record in inputs.records(runs)]
-        accuracies = percent([end["test_accuracy"]["last"] for end in ends]), inputs.train_accuracy(runs)
+        config, accuracies = runs.configs[0], (inputs.accuracy(runs), inputs.train_accuracy(runs))
         point = (config.lr, config.weight_decay, config.batch_size)
         points.append(SearchPoint(runs.method, runs.label, *point, *accuracies))
     return SearchFigures(tuple(points))

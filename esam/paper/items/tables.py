@@ -11,7 +11,7 @@ from esam.analysis.plot import Bar, bars
 from esam.optim import METHODS
 from esam.report.sheets import Sheet
 
-from ..engine.inputs import Inputs, percent
+from ..engine.inputs import Inputs
 from ..engine.item import Item, MethodRuns, Needs, Workload, runs_of
 from ..engine.scale import ExperimentScale, PaperTask
 from ..engine.values import Repeated, number
@@ -96,14 +96,13 @@ def table_figures(inputs: Inputs, paper: PaperTable) -> TableFigures:
 
 def method_figures(inputs: Inputs, runs: MethodRuns, speed: Speed, paper: Mapping[str, Printed]) -> MethodFigures:
     """Return a method's row from its records, with the speed that was timed."""
-    ends = [record.end or {} for record in inputs.records(runs)]
     once = runs.configs[0].evaluate_every >= runs.configs[0].epochs
     return MethodFigures(
         method=runs.method,
         label=runs.label,
         share=runs.share,
-        accuracy=percent([end["test_accuracy"].get("last") for end in ends]),
-        best=None if once else percent([end["test_accuracy"].get("best") for end in ends]),
+        accuracy=inputs.accuracy(runs),
+        best=None if once else inputs.accuracy(runs, "best"),
         train_accuracy=inputs.train_accuracy(runs),
         speed=speed,
         paper=paper.get(runs.method) if runs.share is None else None,
