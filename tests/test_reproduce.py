@@ -273,9 +273,9 @@ def test_a_record_without_its_weights_is_kept_and_the_weights_are_trained_beside
 def test_the_cpu_scale_shares_the_records_of_cifar10_small():
     scale = SCALES["cpu"]()
     (task, *_), methods = ITEMS["table3"].needs(scale).runs, cifar10_small().methods
-    recipe = {key for runs in runs_of(("a", "b"), cifar10_small(), methods) for key in needed(Needs(runs=(runs,)))}
+    recipe = needed(Needs(runs=runs_of(("a", "b"), cifar10_small(), methods))).keys()
     ablation = [runs for runs in ITEMS["table3"].needs(scale).runs if runs.workload == task.workload]
-    assert needed(Needs(runs=tuple(ablation))).keys() == recipe
+    assert len(ablation) == 5 and needed(Needs(runs=tuple(ablation))).keys() <= recipe
     three = needed(ITEMS["adversarial-landscapes"].needs(scale)).keys()
     assert len(three) == 9 and all(three <= needed(ITEMS[n].needs(scale)).keys() for n in ("table1", "landscapes"))
 
@@ -340,7 +340,8 @@ def test_the_counted_operations_of_a_run_are_worked_out_by_hand():
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_plan_names_data_hyper_parameters_runs_and_cost(tmp_path, scale):
     store = ResultStore(tmp_path, SCALES[scale]())
-    for name, item in ITEMS.items():
+    for name in ITEMS if scale == "cpu" else ("table2", "grid-search", "swp-savings"):
+        item = ITEMS[name]
         text = plan_text(item, store)
         assert f"{name} ({item.number})" in text and f"scale {scale}" in text
         assert ("GPU-h" if scale == "paper" else "core-h") in text and "operations a second" in text
@@ -373,7 +374,7 @@ def test_the_list_tells_states_and_counts_each_run_once(everything, tmp_path):
     fresh = ResultStore(tmp_path, store.scale)
     text = item_list(ITEMS, [store, fresh])
     assert all(re.search(rf"^{name} .* made +0 ", text, re.MULTILINE) for name in ITEMS)
-    assert "0 of 16 runs" in text  # table1: 2 configurations, 4 methods, 2 seeds
+    assert "0 of 14 runs" in text  # table1: four methods on one task and three on another, 2 seeds
     each = sum(left(item, fresh) for item in ITEMS.values())
     assert 0 == left_of_all(ITEMS, store) < left_of_all(ITEMS, fresh) < each
 

@@ -19,7 +19,7 @@ from esam.train.runs import build_optimizer
 PAPER = SCALES["paper"]()
 
 
-BATCH, M = 4, 2
+BATCH, M = 2, 1
 
 
 def stepped(config):

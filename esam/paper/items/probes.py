@@ -80,7 +80,7 @@ def draw_series(
 def probed_needs(scale: ExperimentScale, tasks: Sequence[PaperTask]) -> Needs:
     """Return the runs of ESAM that are probed, with the forward passes that probing takes."""
     probe, runs = scale.probe, list[MethodRuns]()
-    for task in tasks:
+    for task in (task for task in tasks if task in scale.comparisons):
         comparison = scale.comparisons[task]
         runs += runs_of(task, dataclasses.replace(comparison, seeds=comparison.seeds[:1]), ("esam",))
     configs = [one.configs[0] for one in runs]

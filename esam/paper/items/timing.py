@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from esam.bench.config import Bench
-from esam.bench.contenders import Contender, Registered, contender
+from esam.bench.contenders import Contender, Registered, plain_loop
 from esam.bench.steps import bench_steps
 from esam.train.config import Config
 from esam.train.runs import chosen_device
@@ -80,9 +80,8 @@ def _name(runs: MethodRuns) -> str:
 
 
 def _contender(config: Config) -> Contender:
-    if config.method == "base":  # by a plain loop, without any of this package
-        return contender("hand-written")
-    return Contender(Registered(config.method, dict(config.settings)), units(config))
+    build = plain_loop if config.method == "base" else Registered(config.method, dict(config.settings))
+    return Contender(build, units(config))
 
 
 def _speed(row: dict[str, Any], batch_size: int) -> Speed:
