@@ -105,7 +105,8 @@ def best_share(method: str, lowest: float, highest: float) -> Judge:
         best = max(studied, key=lambda own: own.accuracy.mean or 0.0)
         told = f"{one.workload.as_run}: best at {best.share:g} with {best.accuracy.words(2)} % (n = {best.accuracy.n})"
         if not _fitted(*studied):
-            return Finding(INCONCLUSIVE, told, f"{_UNFITTED}: {_fits(*studied)}")
+            fits = [own.train_accuracy.mean or 0.0 for own in studied]
+            return Finding(INCONCLUSIVE, told, f"{_UNFITTED}: {min(fits):.1f} to {max(fits):.1f} %")
         if min(own.accuracy.n for own in studied) < 2:
             return Finding(INCONCLUSIVE, told, "one seed for each value orders them by chance")
         return Finding(HOLDS if lowest <= (best.share or 0.0) <= highest else CONTRADICTED, told)
