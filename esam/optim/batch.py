@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -32,7 +32,14 @@ class Piece:
     def first_losses(self) -> Tensor:
         """Run the samples and return a loss for each; remember the random state that they met."""
         self.random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
-        losses = self._checked(self.closure(EVERYTHING if self.samples is None else self.samples), self.size)
+        try:
+            found = self.closure(EVERYTHING if self.samples is None else self.samples)
+        except IndexError as error:
+            if self.samples is None:
+                raise
+            last = int(self.samples.max())
+            raise ValueError(f"the closure has no sample {last} ({error}); batch_size, if given, is len(x)") from error
+        losses = self._checked(found, self.size)
         self.size = len(losses)
         return losses
 
@@ -102,9 +109,10 @@ def checked_sizes(batch_size: int | Sequence[int] | None, closures: int) -> list
     """Return the size of each closure's batch, None where it is not given."""
     if batch_size is None:
         return [None] * closures
-    sizes = [operator.index(n) for n in (batch_size if isinstance(batch_size, Sequence) else [batch_size])]
+    given: list[Any] = list(batch_size) if isinstance(batch_size, (list, tuple)) else [batch_size]
+    sizes = [operator.index(n) if hasattr(n, "__index__") else 0 for n in given]
     if len(sizes) != closures or min(sizes) < 1:
-        raise ValueError(f"batch_size must give one number >= 1 for each of {closures} closures, got {sizes}")
+        raise ValueError(f"batch_size must give one whole number >= 1 for each of {closures} closures, got {given}")
     return list(sizes)
 
 
@@ -135,7 +143,7 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
     if expected is not None and len(losses) != expected:
         raise ValueError(
             f"the closure returned {len(losses)} losses for {expected} samples; index inputs and targets by its "
-            "argument, as in model(x[keep]), y[keep]"
+            "argument, as in model(x[keep]), y[keep]; batch_size, if given, is len(x)"
         )
     return losses
 
