@@ -16,16 +16,16 @@ from statistics import fmean
 
 import torch
 import torch.nn.functional as F
+from esam.optim.head import HeadWatch
+from esam.optim.passes import first_pass
+from esam.optim.statistics import frozen_statistics
+from esam.optim.workarounds import GraphFaults
 
 from esam.files import write_atomically
 from esam.optim.ascent import l2_ascent
 from esam.optim.batch import Piece
-from esam.optim.head import HeadWatch
-from esam.optim.passes import first_pass
 from esam.optim.perturb import perturbed
 from esam.optim.ranking import RANKINGS, Candidates, keep_highest
-from esam.optim.statistics import frozen_statistics
-from esam.optim.workarounds import GraphFaults
 from esam.train import Config, cosine, fit
 from esam.train.data import load_data
 from esam.train.models import fastest_memory_format

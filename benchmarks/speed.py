@@ -11,13 +11,13 @@ import json
 from pathlib import Path
 
 from peers import PEERS
-from rich.console import Console
 
 from esam.bench.config import Bench
 from esam.bench.contenders import CONTENDERS
 from esam.bench.memory import peak_memory
-from esam.bench.steps import bench_steps, steps_table
+from esam.bench.steps import bench_steps, steps_sheet
 from esam.files import write_atomically
+from esam.report.sheets import as_text
 
 TIMED = ("sgd", "sam", "esam", "esam-exact", "esam-one-forward", "esam-paper", "esam-independent", "esam-swp",
          "esam-swp-independent", "esam-sds", "pytorch_optimizer")  # fmt: skip
@@ -55,7 +55,7 @@ def main(bench, out):
     for name, row in result["contenders"].items():
         row["memory"] = peak_memory(bench, contenders[name])
     write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
-    Console(width=140).print(steps_table(result))
+    print(as_text(steps_sheet(result)))
 
 
 if __name__ == "__main__":

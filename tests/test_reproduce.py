@@ -15,7 +15,7 @@ from esam.compare import Launcher, plan
 from esam.recipes.cifar import cifar10_small
 from esam.recipes.paper import ITEMS, MAKING_ORDER, SCALES
 from esam.recipes.paper.common import DEFAULT, DEFAULT_FORM, rows_of
-from esam.report.sheets import Sheet, as_html, as_markdown, as_text
+from esam.report.sheets import as_text
 from esam.reproduce import make as making
 from esam.reproduce import worker
 from esam.reproduce.cost import forward_flops, hours, run_flops, training_images, units
@@ -465,14 +465,6 @@ def test_a_run_is_looked_into_after_the_first_the_last_and_every_so_many_epochs(
 
 
 # Tables of words -----------------------------------------------------------------------------------------------------
-
-
-def test_a_sheet_turns_numbers_right_and_words_left_and_escapes():
-    sheet = Sheet("T & U", ("name", "n", "what"), (("a", "1", "<b>|"), ("bb", "22.5", "long " * 10)))
-    assert as_text(sheet).splitlines()[3] == "a        1  <b>|"
-    assert as_markdown(sheet).splitlines()[1:3] == ["| --- | ---: | --- |", "| a | 1 | <b>\\| |"]
-    html = as_html(sheet)
-    assert "T &amp; U" in html and "<b>" not in html and html.count('class="long"') == 1
 
 
 def test_the_row_of_the_default_is_the_default():

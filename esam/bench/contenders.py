@@ -103,19 +103,19 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "esam-swp-suffix": ("esam-swp", {"mask": "suffix"}),
 }
 """Forms of a registered method that are worth a time of their own."""
-OTHERS = {"hand-written": Contender(plain_loop, 3.0), "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0)}
+OTHERS = {"base": Contender(plain_loop, 3.0), "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0)}
 """Steps without any of this package: the base optimizer's own loop, and another package's SAM."""
 
 
 def contender(name: str) -> Contender:
     """Return the contender of that name: a method of the registry, a form of one, or another package's."""
+    name = ALIASES.get(name, name)
     if name in OTHERS:
         return OTHERS[name]
     if name in FORMS:
         method, settings = FORMS[name]
         return Contender(Registered(method, settings), METHODS[method].units(settings))
-    known = [*METHODS, *FORMS, *OTHERS]
-    name = ALIASES.get(name, name)
+    known = [*METHODS, *FORMS, "pytorch_optimizer"]
     if name not in METHODS:
         raise ValueError(f"unknown contender {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
     return Contender(Registered(name, {}), METHODS[name].units())

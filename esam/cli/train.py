@@ -37,8 +37,8 @@ def train(arguments: list[str]) -> None:
     config = replace(config, settings={**config.settings, **given_settings(options)})
     from rich.console import Console
 
-    from esam.measures import MEASURES
     from esam.train.runs import run
+    from esam.train.trained import MEASURES
 
     watchers: list[Callable[[dict[str, Any]], None]] = [_print_epoch]
     if options.tensorboard:

@@ -8,55 +8,36 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import Eps
 from .checks import checked_share
 from .ranking import keep_highest
 from .step import SharpnessAware
-from .underway import Targets
 
 
 @final
 class Base(SharpnessAware):
-    """Step by the gradient at theta: the base optimizer, bit for bit, whatever radius its groups carry.
-
-    Args:
-        base: Any torch optimizer; it makes the step.
-        model: The module that ``base`` trains.
-        seed: Unused; kept so that every method is built alike.
-    """
+    """Step by the gradient at theta: the base optimizer, bit for bit, whatever radius its groups carry."""
 
     def __init__(self, base: Optimizer, model: nn.Module, *, seed: int | None = None) -> None:
-        super().__init__(base, model, rho=0.0, seed=seed)
+        super().__init__(base, model, rho=0.0, m=None, perturbation="rank", seed=seed)
 
     def perturbs_now(self) -> bool:
         """Never."""
         return False
-
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
-        """Never asked for."""
-        raise AssertionError("the base's own step has no ascent")
 
 
 @final
 class BasePart(SharpnessAware):
     """Step by the gradient at theta of a random part of the batch: what seeing fewer samples does by itself.
 
-    The control for every method whose descent sees only a part of each batch.
-
-    Args:
-        base: Any torch optimizer; it makes the step.
-        model: The module that ``base`` trains.
-        gamma: Share of the batch that trains, in (0, 1].
-        seed: Seed of the optimizer's own generator; None: torch's initial seed.
+    The control for every method whose descent sees only a part of each batch: ``gamma``, in (0, 1], is that part.
     """
 
-    takes_part = True
     runs_rest = False
     draws_samples = True
 
     def __init__(self, base: Optimizer, model: nn.Module, *, gamma: float = 0.5, seed: int | None = None) -> None:
         self.gamma = checked_share("gamma", gamma)
-        super().__init__(base, model, rho=0.0, seed=seed)
+        super().__init__(base, model, rho=0.0, m=None, perturbation="rank", seed=seed)
 
     def perturbs_now(self) -> bool:
         """Never."""
@@ -65,7 +46,3 @@ class BasePart(SharpnessAware):
     def part(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw a share gamma of the samples."""
         return keep_highest(torch.rand(size, generator=generator, device="cpu"), self.gamma)
-
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
-        """Never asked for."""
-        raise AssertionError("the base's own step has no ascent")

@@ -11,8 +11,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-Keep = slice | Tensor
-Closure = Callable[[Keep], Tensor]
+Closure = Callable[[slice | Tensor], Tensor]
 EVERYTHING = slice(None)
 
 
@@ -26,12 +25,15 @@ class Piece:
     size: int | None = None
     samples: Tensor | None = None
     """Which of the closure's samples these are; None: all."""
-    scalar_allowed: bool = True
-    random: list[Tensor] = field(default_factory=list)
+    one_loss_each: bool = False
+    """Whether the closure must return a loss for each sample, not their mean."""
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of each sample at theta, detached; a mean stands for each of its samples."""
+    _random: list[Tensor] = field(default_factory=list)
 
     def first_losses(self) -> Tensor:
-        """Run the samples and return a loss for each; remember the random state that they met."""
-        self.random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+        """Run the samples and return what the closure does; remember the random state that they met."""
+        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
         try:
             found = self.closure(EVERYTHING if self.samples is None else self.samples)
         except IndexError as error:
@@ -40,21 +42,18 @@ class Piece:
             last = int(self.samples.max())
             raise ValueError(f"the closure has no sample {last} ({error}); batch_size, if given, is len(x)") from error
         losses = self._checked(found, self.size)
-        self.size = len(losses)
+        self.size = self.size or losses.numel()
+        self.losses = losses.detach() if losses.dim() else losses.detach().expand(self.size)
         return losses
 
     def losses_again(self, keep: Tensor | None = None) -> Tensor:
         """Run all samples, or those at ``keep``, with the random numbers of the first pass."""
-        chosen: Keep = EVERYTHING if keep is None and self.samples is None else self.of_closure(keep)
+        samples = self.samples
+        if keep is not None:
+            samples = keep if samples is None else samples[keep.to(samples.device)]
         with self._replayed():
-            losses = self.closure(chosen)
+            losses = self.closure(EVERYTHING if samples is None else samples)
         return self._checked(losses, self.count(keep))
-
-    def of_closure(self, keep: Tensor | None) -> Tensor:
-        """Return the indices by which the closure knows the samples at ``keep``."""
-        if self.samples is None or keep is None:
-            return cast(Tensor, self.samples if keep is None else keep)
-        return self.samples[keep.to(self.samples.device)]
 
     def count(self, keep: Tensor | None) -> int:
         """Return how many samples ``losses_again(keep)`` runs."""
@@ -63,35 +62,48 @@ class Piece:
 
     def measured_size(self) -> int:
         """Return how many samples stand behind the closure; costs a forward pass, moves no random stream."""
-        self.random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
         with torch.no_grad(), self._replayed():
-            losses = self.closure(EVERYTHING)
-            if isinstance(losses, Tensor) and losses.dim() == 0:
-                raise ValueError(
-                    "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or "
-                    'return one loss per sample (reduction="none")'
-                )
-            return len(checked_losses(losses, None))
+            losses = checked_losses(self.closure(EVERYTHING), None)
+        if losses.dim() == 0:
+            raise ValueError(
+                "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or "
+                'return one loss per sample (reduction="none")'
+            )
+        return len(losses)
 
     @contextmanager
     def _replayed(self) -> Iterator[None]:
         """Draw the random numbers of the first pass again (dropout masks), then go on where the stream was."""
-        kinds = {d.type for d in self.devices}
-        assert len(kinds) <= 1, "a model is on the CPU and on accelerators of one kind"
-        where = {"devices": [d.index or 0 for d in self.devices], "device_type": kinds.pop() if kinds else "cuda"}
-        with torch.random.fork_rng(**where):
-            torch.set_rng_state(self.random[0])
-            for device, state in zip(self.devices, self.random[1:], strict=True):
+        kinds = {d.type for d in self.devices} or {"cuda"}
+        assert len(kinds) == 1, "a model is on the CPU and on accelerators of one kind"
+        with torch.random.fork_rng([d.index or 0 for d in self.devices], device_type=kinds.pop()):
+            torch.set_rng_state(self._random[0])
+            for device, state in zip(self.devices, self._random[1:], strict=True):
                 torch.get_device_module(device).set_rng_state(state, device)
             yield
 
     def _checked(self, losses: object, expected: int | None) -> Tensor:
-        if isinstance(losses, Tensor) and losses.dim() == 0 and self.scalar_allowed:
-            losses = losses.expand(1 if expected is None else expected)  # a mean stands for each of its samples
-        return checked_losses(losses, expected)
+        losses = checked_losses(losses, expected)
+        if losses.dim() == 0 and self.one_loss_each:
+            raise ValueError(
+                "the closure returned a scalar; this method ranks samples, so return one loss per sample "
+                '(reduction="none")'
+            )
+        if torch.is_grad_enabled() and not losses.requires_grad:
+            raise ValueError(
+                "the closure returned losses without a graph; compute them from the model, without detach() or "
+                "no_grad(), and check that some parameter requires a gradient"
+            )
+        return losses
 
 
-def checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
+def mean_of(losses: Tensor) -> Tensor:
+    """Return the mean of what a closure returned."""
+    return losses.mean() if losses.dim() else losses
+
+
+def checked_closures(closure: Closure | Sequence[Closure]) -> list[Closure]:
     """Return the closures of the micro-batches, or say what is wanted."""
     closures: list[object] = list(closure) if isinstance(closure, (list, tuple)) else [closure]
     if not closures:
@@ -117,30 +129,21 @@ def checked_sizes(batch_size: int | Sequence[int] | None, closures: int) -> list
 
 
 def checked_losses(losses: object, expected: int | None) -> Tensor:
-    """Return the closure's losses, ``expected`` of them if that is known, or say what is wrong with them."""
+    """Return what a closure returned, ``expected`` losses if that is known, or say what is wrong with it."""
     if not isinstance(losses, Tensor):
         raise ValueError(
             f"the closure returned {type(losses).__name__}; return a tensor of losses, one a sample, graph attached"
         )
-    if losses.dim() == 0:
-        raise ValueError(
-            'the closure returned a scalar; this method ranks samples, so return one loss per sample (reduction="none")'
-        )
-    if losses.dim() != 1:
+    if losses.dim() > 1:
         raise ValueError(
             f"the closure returned losses of shape {tuple(losses.shape)}; return one loss per sample, shape (batch,): "
             "average over the other dimensions, for example losses.flatten(1).mean(1)"
         )
-    if len(losses) == 0:
+    if losses.numel() == 0:
         raise ValueError("the closure returned no losses: the batch is empty; skip empty batches")
     if not losses.is_floating_point():
         raise ValueError(f"the closure returned losses of type {losses.dtype}; return floating-point losses")
-    if torch.is_grad_enabled() and not losses.requires_grad:
-        raise ValueError(
-            "the closure returned losses without a graph; compute them from the model, without detach() or no_grad(), "
-            "and check that some parameter requires a gradient"
-        )
-    if expected is not None and len(losses) != expected:
+    if losses.dim() and expected is not None and len(losses) != expected:
         raise ValueError(
             f"the closure returned {len(losses)} losses for {expected} samples; index inputs and targets by its "
             "argument, as in model(x[keep]), y[keep]; batch_size, if given, is len(x)"
@@ -155,9 +158,8 @@ def split_by_piece(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tenso
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:
-        stop = start + piece.count(None)
-        inside = keep[(keep >= start) & (keep < stop)] - start
+        inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
         if len(inside):
             shares.append((piece, inside))
-        start = stop
+        start += piece.count(None)
     return shares

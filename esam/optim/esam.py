@@ -27,9 +27,7 @@ class ESAM(SharpnessAware):
     the samples (``ranking="random"``) and draws tensors as a run to the output (``mask="suffix"``).
 
     Args:
-        base: Any torch optimizer; it makes the step.
-        model: The module that ``base`` trains; its BatchNorm statistics move in the first pass only.
-        rho: Radius of the neighbourhood, as for SAM.
+        base, model, rho, m, perturbation, seed: As for SAM; with ``m``, samples are selected in each group too.
         beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
         ranking: How the samples are chosen: "exact" (by the rise of the loss, as the paper; one more forward pass),
@@ -39,10 +37,6 @@ class ESAM(SharpnessAware):
             random depth to the output with mean share beta, so that the first backward stops early; or a function.
         norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
             last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
-        m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
-        perturbation: Under DistributedDataParallel, "rank": each rank perturbs by its own gradient, as the paper;
-            "global": all by the mean of theirs, for one more exchange of gradients.
-        seed: Seed of the optimizer's own generator; None: torch's initial seed.
 
     >>> import torch
     >>> model = nn.Linear(4, 1)
@@ -102,14 +96,14 @@ class ESAM(SharpnessAware):
         self._drawn = drawn.index
         return drawn
 
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
+    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""
         if self.beta == 1 or self.norm == "selected":
-            return l2_ascent(gradients, chosen.rho, self.parallel.norm(gradients))
+            return super().ascent(drawn, gradients)
         norms = self.parallel.norms(gradients)
-        self._seen |= dict(zip(chosen.index, norms, strict=True))
-        others = [self._norms.get(n, 0.0) for n in chosen.left_out]
-        return l2_ascent(gradients, chosen.rho, root_sum_of_squares([*norms, *others]))
+        self._seen |= dict(zip(drawn.index, norms, strict=True))
+        others = [self._norms.get(n, 0.0) for n in drawn.left_out]
+        return l2_ascent(gradients, drawn.rho, root_sum_of_squares([*norms, *others]))
 
     def select(self, batch: Candidates) -> Tensor | None:
         """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, final
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from .ascent import Eps, l2_ascent
 from .checks import checked_count, checked_number
 from .combine import add_to_length, added, orthogonal_part
 from .parallel import Gradients
 from .step import SharpnessAware
-from .underway import Targets
 
 
 @final
@@ -21,15 +19,9 @@ class LookSAM(SharpnessAware):
     """Take SAM's gradient every k-th step; in between add the part of it that was orthogonal to the plain gradient.
 
     Args:
-        base: Any torch optimizer; it makes the step.
-        model: The module that ``base`` trains; its BatchNorm statistics move in the first pass only.
-        rho: Radius of the neighbourhood, as for SAM.
+        base, model, rho, m, perturbation, seed: As for SAM.
         k: Perturb every k-th step; 1 is SAM. The paper's 5.
         alpha: Weight of the reused part; the paper's 0.7.
-        m: Perturb each group of m samples of the batch by its own eps; None: one eps for the batch.
-        perturbation: Under DistributedDataParallel, "rank": each rank perturbs by its own gradient; "global": all by
-            the mean of theirs, for one more exchange of gradients.
-        seed: Unused by LookSAM itself; kept so that every method is built alike.
     """
 
     memory_by_parameter = {"reused": "tensor"}
@@ -55,10 +47,6 @@ class LookSAM(SharpnessAware):
     def perturbs_now(self) -> bool:
         """Perturb every k-th step, and until there is something to reuse."""
         return self._steps % self.k == 0 or self._reused is None
-
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
-        """Return ``rho g / ||g||``."""
-        return l2_ascent(gradients, chosen.rho, self.parallel.norm(gradients))
 
     def combine(self, first: Gradients | None, scale: float) -> None:
         """After a perturbed step keep the orthogonal part of its gradient; otherwise add the part kept.

@@ -51,7 +51,7 @@ class Alone:
     def share(self, generator: torch.Generator) -> None:
         """Give every rank the generator of rank 0."""
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def share_buffers(self) -> None:
         """Give every rank the buffers of rank 0, where the user wants that."""
 
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -113,7 +113,7 @@ class Replicas(Alone):
         """Give every rank the generator of rank 0."""
         _share(generator, next(self._model.parameters()).device, self._group)
 
-    def share_buffers(self, model: nn.Module) -> None:
+    def share_buffers(self) -> None:
         """Do what DistributedDataParallel does at the start of a forward that exchanges gradients."""
         if self._model.will_sync_module_buffers():
             self._model._sync_buffers()

@@ -11,11 +11,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .asam import ASAM
 from .base import Base, BasePart
 from .esam import ESAM
 from .looksam import LookSAM
-from .sam import SAM
+from .sam import ASAM, SAM
 from .step import SharpnessAware
 
 Settings = Mapping[str, Any]
@@ -90,7 +89,7 @@ def _esam_cost(settings: Settings) -> float:
 
 METHODS: dict[str, Method] = {
     "base": Method("{base}", Base, "#66707d", lambda _: 3.0),
-    "base-part": Method("{base} on a random part", BasePart, "#8a6d3b", lambda settings: 3 * settings["gamma"]),
+    "base-part": Method("{base} on a random part", BasePart, "#828cd2", lambda settings: 3 * settings["gamma"]),
     "sam": Method("SAM", SAM, "#d17a12", lambda _: 6.0),
     "asam": Method("ASAM", ASAM, "#b0329c", lambda _: 6.0),
     "looksam": Method("LookSAM", LookSAM, "#0d8f58", lambda settings: 3 + 3 / settings["k"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -14,8 +13,8 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
-from .ascent import Eps
-from .batch import Closure, Piece, checked_closures, checked_sizes, split_by_piece
+from .ascent import Eps, l2_ascent
+from .batch import Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
 from .buffers import Buffers, kept_buffers
 from .checks import checked_count, checked_number
 from .combine import added
@@ -30,8 +29,17 @@ from .wrapper import Wrapper
 class SharpnessAware(Wrapper):
     """Step by the gradient at theta + eps, with any torch optimizer as the base.
 
-    A method overrides some of the parts ``perturbs_now``, ``mask``, ``part``, ``ascent``, ``select``, ``remainder`` and
-    ``combine``, and, if it remembers something from step to step, ``memory`` and ``load_memory``; never a phase.
+    A method overrides some of the parts below and, if it remembers something from step to step, ``memory`` and
+    ``load_memory``; never a phase.
+
+    Args:
+        base: Any torch optimizer; it makes the step.
+        model: The module that ``base`` trains; its buffers (BatchNorm statistics, ...) move in the first pass only.
+        rho: Radius of the neighbourhood; 0 is the base optimizer itself.
+        m: Perturb each group of m samples of the batch by its own eps (m-sharpness); None: one eps for the batch.
+        perturbation: Under DistributedDataParallel, "rank": each rank perturbs by its own gradient; "global": all by
+            the mean of theirs, for one more exchange of gradients.
+        seed: Seed of the optimizer's own generator; None: torch's initial seed.
     """
 
     whole_gradient = False
@@ -42,22 +50,13 @@ class SharpnessAware(Wrapper):
     """Whether ``select`` looks at what the last linear layer saw."""
     draws_samples = False
     """Whether ``part`` or ``select`` draws random numbers."""
-    takes_part = False
-    """Whether the method has a ``part``: the size of the batch must then be known before its first pass."""
     runs_rest = True
-    """Whether the samples outside the part run in the first pass too."""
+    """Whether the samples outside ``part`` run in the first pass too."""
     second_weight = 1.0
     """Factor on the second gradient."""
 
     def __init__(
-        self,
-        base: Optimizer,
-        model: nn.Module,
-        *,
-        rho: float,
-        m: int | None = None,
-        perturbation: str = "rank",
-        seed: int | None = None,
+        self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None, perturbation: str, seed: int | None
     ) -> None:
         self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
@@ -80,16 +79,16 @@ class SharpnessAware(Wrapper):
         return targets
 
     def part(self, size: int, generator: torch.Generator) -> Tensor:
-        """Return the indices of the part S of a batch: it runs apart in the first pass, and its gradient gives eps."""
+        """Return the indices of the part S of a batch that runs apart in the first pass: its gradient gives eps."""
         raise NotImplementedError
 
-    @abstractmethod
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
-        """Return eps for the drawn tensors."""
+    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
+        """Return eps for the drawn tensors that have a gradient: by default SAM's, ``rho g / ||g||``."""
+        return l2_ascent(gradients, drawn.rho, self.parallel.norm(gradients))
 
     def select(self, batch: Candidates) -> Tensor | None:
         """Return the indices of the samples that take the second pass; None for all of them."""
-        return None
+        raise NotImplementedError
 
     def remainder(self, batch: Gradients, part: Gradients) -> Gradients:
         """Return what the second gradient is added to, out of the first gradients of the batch and of its part."""
@@ -113,8 +112,7 @@ class SharpnessAware(Wrapper):
             batch_size: How many samples the micro-batch has. Read with ``m``, by methods that run a part of the batch,
                 and where the closure returns a mean; left out where it is needed, a forward pass finds it out.
         """
-        (closure,) = checked_closures(closure)
-        (size,) = checked_sizes(batch_size, 1)
+        (closure,), (size,) = checked_closures(closure), checked_sizes(batch_size, 1)
         return self._accumulate(closure, size, _enabled(scaler), last=False)
 
     @final
@@ -126,18 +124,18 @@ class SharpnessAware(Wrapper):
         step, scaler = self._step, _enabled(scaler)
         if step is None or step.ready:
             raise ValueError("gradient() has nothing to work on; call accumulate(closure) for each micro-batch first")
-        scale = 1.0 if scaler is None else scaler.get_scale()
         with self._phase():
+            first = None
             if step.perturbs:
                 self._close(step, scaler, last=True)
-                first = self.parallel.mean(step.first, step.parameters) if self.whole_gradient else None
-            else:
+                if self.whole_gradient:
+                    first = self.parallel.mean(step.first, step.parameters)
+            elif not step.synchronised:
                 self._finish_plain(step)
-                first = None
             with torch.no_grad():
-                self.combine(first, scale)
-            self.parallel.share_buffers(self.model)
-            step.ready = True
+                self.combine(first, 1.0 if scaler is None else scaler.get_scale())
+            self.parallel.share_buffers()
+        step.ready = True
         return step.mean_loss()
 
     @final
@@ -158,15 +156,21 @@ class SharpnessAware(Wrapper):
 
         There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
         """
-        if closure is None:
-            self._step_by_gradient()
-            return None
-        closures, scaler = checked_closures(closure), _enabled(scaler)
-        sizes = checked_sizes(batch_size, len(closures))
-        self._step = None
-        for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
-            self._accumulate(one, size, scaler, last=number == len(closures))
-        loss = self.gradient(scaler)
+        loss: Tensor | None = None
+        scaler = _enabled(scaler)
+        if closure is not None:
+            closures = checked_closures(closure)
+            sizes = checked_sizes(batch_size, len(closures))
+            self._step = None
+            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
+                self._accumulate(one, size, scaler, last=number == len(closures))
+            loss = self.gradient(scaler)
+        # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
+        elif (self._step is None or not self._step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
+            raise ValueError(
+                "step() without a closure takes the gradient that gradient() left, and there is none; call "
+                "accumulate(closure) and gradient() first, or pass step a closure"
+            )
         self._step = None
         if scaler is None:
             self.base.step()
@@ -175,16 +179,7 @@ class SharpnessAware(Wrapper):
             scaler.step(self.base)
         return loss
 
-    def _step_by_gradient(self) -> None:
-        ready = self._step is not None and self._step.ready
-        # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
-        if not ready and any(group.get("lr", 1.0) != 0 for group in self.param_groups):
-            raise ValueError(
-                "step() without a closure takes the gradient that gradient() left, and there is none; call "
-                "accumulate(closure) and gradient() first, or pass step a closure"
-            )
-        self.base.step()
-        self._step = None
+    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in hooks, and they are the base's
 
     # The flow -------------------------------------------------------------------------------------------------------
 
@@ -215,81 +210,79 @@ class SharpnessAware(Wrapper):
         targets = self._targets(perturbable=True)
         step = Step(parameters, Buffers(self.model), self.generator.get_state(), self.memory())
         self._step = step
-        step.perturbs = len(targets) > 0 and self.perturbs_now()
-        if step.perturbs:
-            step.chosen = self.mask(targets)
-            step.wanted = self._targets(perturbable=False) if self.whole_gradient else step.chosen
+        if targets and self.perturbs_now():
+            step.perturbs, step.drawn = True, self.mask(targets)
+            step.wanted = self._targets(perturbable=False) if self.whole_gradient else step.drawn
         if self.draws_samples:
             seed = int(torch.randint(2**62, (), generator=self.generator, device="cpu"))
-            step.draws = torch.Generator().manual_seed(seed + self.parallel.rank)
+            step.samples = torch.Generator().manual_seed(seed + self.parallel.rank)
         return step
 
     def _accumulate(self, closure: Closure, size: int | None, scaler: GradScaler | None, *, last: bool) -> Tensor:
         with self._phase():
-            step = self._step if self._step is not None and not self._step.ready else self._begin()
-            losses, samples = [], []
+            step = self._begin() if self._step is None or self._step.ready else self._step
+            done: list[tuple[Tensor, Piece]] = []
             with refusing_hidden_replicas(self.model, self.parallel):
                 for piece, apart in self._pieces(step, closure, size, scaler):
                     if step.perturbs:
-                        losses.append(self._first_pass(step, piece, scaler, apart=apart))
+                        done.append((self._first_pass(step, piece, scaler, apart=apart), piece))
                     else:
-                        losses.append(self._plain_pass(step, piece, scaler, last=last))
-                    samples.append(piece.samples)
-            if len(losses) == 1:
-                return losses[0]
-            return torch.cat(losses)[torch.cat(samples).argsort()]  # type: ignore[arg-type]
+                        done.append((self._plain_pass(step, piece, scaler, last=last), piece))
+        if len(done) == 1:
+            return done[0][0]
+        order = torch.cat([piece.samples for _, piece in done if piece.samples is not None]).argsort()
+        return torch.cat([losses for losses, _ in done])[order]
 
     def _pieces(
         self, step: Step, closure: Closure, size: int | None, scaler: GradScaler | None
     ) -> Iterator[tuple[Piece, bool]]:
         """Cut a micro-batch as the method wants it; yields each piece and whether it is the part that runs apart."""
         devices = frozenset(p.device for p in step.parameters if not p.is_cpu)
-        whole = Piece(closure, devices, size, scalar_allowed=not self.reads_losses)
-        cut = self.m is not None and step.perturbs
-        if not cut and not self.takes_part:
+        whole = Piece(closure, devices, size, one_loss_each=self.reads_losses)
+        m, parted = self.m if step.perturbs else None, self._overrides("part")
+        if m is None and not parted:
             yield whole, False
             return
         if size is None:
             with kept_buffers(self.model), self.parallel.unsynchronised():
                 size = whole.measured_size()
-        if self.takes_part:
-            part = self.part(size, step.draws or self.generator)
+        if parted:
+            part = self.part(size, step.samples or self.generator)
             rest = torch.ones(size, dtype=torch.bool).index_fill(0, part, False).nonzero().flatten()
             yield replace(whole, size=len(part), samples=part), True
             if self.runs_rest and len(rest):
                 yield replace(whole, size=len(rest), samples=rest), False
             return
         start = 0
-        while start < size:
-            assert self.m is not None
-            if step.group.size == self.m:  # closed when the next one starts: the last is left to gradient()
+        while m is not None and start < size:
+            if step.group.size == m:  # closed when the next one starts: the last is left to gradient()
                 self._close(step, scaler, last=False)
-            stop = min(size, start + self.m - step.group.size)
-            samples = None if stop - start == size else torch.arange(start, stop)
-            yield replace(whole, size=stop - start, samples=samples), False
+            stop = min(size, start + m - step.group.size)
+            yield (
+                replace(whole, size=stop - start, samples=torch.arange(start, stop) if stop - start < size else None),
+                False,
+            )
             start = stop
 
     def _plain_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, last: bool) -> Tensor:
         """Add a piece's gradient at theta to ``.grad``, in units of the first piece's size."""
         group = step.group
         with nullcontext() if last else self.parallel.unsynchronised():
-            losses = piece.first_losses()
-            group.losses.append(losses.detach())
-            share = len(losses) / len(group.losses[0])
-            if last and len(group.losses) > 1:  # ranks differ in size, so scale before they exchange gradients
-                whole = len(group.losses[0]) / group.size
+            loss = mean_of(piece.first_losses())
+            group.add(piece)
+            share = piece.count(None) / group.pieces[0].count(None)
+            if last and len(group.pieces) > 1:  # ranks differ in size, so scale before they exchange gradients
+                whole = group.pieces[0].count(None) / group.size
                 self._scale_gradients(step, whole)
                 share *= whole
-            _backward(losses, share, scaler)
+            _backward(loss, share, scaler)
         step.synchronised = last
-        return group.losses[-1]
+        return piece.losses
 
     def _finish_plain(self, step: Step) -> None:
         """Make ``.grad`` the gradient of the mean over all pieces and ranks."""
-        if step.synchronised:
-            return
-        if len(step.group.losses) > 1:
-            self._scale_gradients(step, len(step.group.losses[0]) / step.group.size)
+        if len(step.group.pieces) > 1:
+            self._scale_gradients(step, step.group.pieces[0].count(None) / step.group.size)
         found = {n: p.grad for n, p in enumerate(step.parameters) if p.grad is not None}
         for n, gradient in self.parallel.mean(found, step.parameters).items():
             step.parameters[n].grad = gradient
@@ -312,26 +305,23 @@ class SharpnessAware(Wrapper):
                 inputs += graph.inputs_to_add(wanted.weights)
             if watch is not None:
                 inputs.append(watch.take_output(len(losses)))
-            found = self.parallel.gradients(_scaled(losses.mean(), scaler), inputs)
+            found = self.parallel.gradients(_scaled(mean_of(losses), scaler), inputs)
         if watch is not None:
             watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
         pairs = zip(wanted.index, found, strict=False)
         gradients = {n: g.to_dense() if g.is_sparse else g for n, g in pairs if g is not None}
-        losses = losses.detach()
-        group.pieces.append(piece)
-        group.apart.append(apart)
-        group.losses.append(losses)
-        group.batch.add(gradients, len(losses))
+        group.add(piece, apart)
+        group.batch.add(gradients, piece.count(None))
         if apart:
-            group.part.add(gradients, len(losses))
-        return losses
+            group.part.add(gradients, piece.count(None))
+        return piece.losses
 
     def _close(self, step: Step, scaler: GradScaler | None, *, last: bool) -> None:
         """Perturb by what a group's first pass found, and add the gradient of its second pass to ``.grad``."""
         group, parallel = step.group, self.parallel
         scale = 1.0 if scaler is None else scaler.get_scale()
         gradients, part = group.batch.mean(scale), group.part.mean(scale)
-        if not gradients and not step.chosen.left_out:
+        if not gradients and not step.drawn.left_out:
             raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
         share = self._share(step, last=last)
         if scaler is not None and not math.isfinite(parallel.norm(list(gradients.values()))):
@@ -341,23 +331,22 @@ class SharpnessAware(Wrapper):
         if last:
             for n, remainder in self.remainder(gradients, part).items():
                 step.parameters[n].grad = parallel.whole(remainder * scale, step.parameters[n])
-        source = part if self.takes_part else gradients
-        if not parallel.own_eps:
-            source = parallel.mean(source, step.parameters)
-        reached, eps = self._eps(step, source)
+        source = part if group.part.samples else gradients
+        reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
         del gradients, part, source
-        with perturbed(parallel.local(reached.weights), eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
+        weights = parallel.local(reached.weights)
+        with perturbed(weights, eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
             if not self._rounding_checked:
                 self._rounding_checked = True
-                warn_of_rounding(theta, parallel.local(reached.weights), eps)
+                warn_of_rounding(theta, weights, eps)
             del eps  # its directions are the first gradient: the second pass needs the memory
-            self._second_pass(self._select(step), share * self.second_weight, scaler, last=last)
+            self._second_pass(self._selected(step), share * self.second_weight, scaler, last=last)
         if not last:
             step.closed.append(group)
             step.group = Group()
 
     def _share(self, step: Step, *, last: bool) -> float:
-        """Return a group's weight: in units of the first group's size, of all samples once their number is known."""
+        """Return a group's weight: in units of the first group's size; of all samples, once their number is known."""
         if not step.closed:
             return 1.0
         if not last:
@@ -367,27 +356,26 @@ class SharpnessAware(Wrapper):
         return step.group.size / whole
 
     def _eps(self, step: Step, source: Gradients) -> tuple[Targets, Eps]:
-        """Return the tensors that the first pass reached and their perturbation."""
-        chosen, leaves = step.chosen, step.group.leaves
-        picks = [i for i, n in enumerate(chosen.index) if n in source]
+        """Return the drawn tensors that the first pass reached, and their perturbation."""
+        drawn, leaves = step.drawn, step.group.leaves
+        reached = drawn.only([i for i, n in enumerate(drawn.index) if n in source])
         # a tensor that took no part in the first pass counts as zero, drawn or not
-        out = tuple(n for n in chosen.left_out if not leaves or id(step.parameters[n]) in leaves)
-        reached = replace(chosen.only(picks), left_out=out)
+        out = tuple(n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves)
+        reached = replace(reached, left_out=out)
         return reached, self.ascent(reached, [source[n] for n in reached.index])
 
-    def _select(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
+    def _selected(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
         """Return the pieces of the second pass, each with the samples to keep of it."""
-        group = step.group
-        every = list(range(len(group.pieces)))
-        # every rank of a sharded model must run every piece, or the others wait for it: there, each selects for itself
-        return [
-            kept
-            for unit in ([[i] for i in every] if self.parallel.sharded else [every])
-            for kept in self._select_in(step, unit)
-        ]
+        every = list(range(len(step.group.pieces)))
+        if not self._overrides("select"):
+            return [(piece, None) for piece in step.group.pieces]
+        if not self.parallel.sharded:
+            return self._selected_in(step, every)
+        # every rank of a sharded model must run every piece, or the others wait for it: each selects for itself
+        return [kept for number in every for kept in self._selected_in(step, [number])]
 
-    def _select_in(self, step: Step, unit: list[int]) -> list[tuple[Piece, Tensor | None]]:
-        group, pieces = step.group, [step.group.pieces[i] for i in unit]
+    def _selected_in(self, step: Step, numbers: list[int]) -> list[tuple[Piece, Tensor | None]]:
+        group, pieces = step.group, [step.group.pieces[i] for i in numbers]
 
         def perturbed_losses() -> Tensor:
             with torch.no_grad():
@@ -395,12 +383,11 @@ class SharpnessAware(Wrapper):
             torch.clear_autocast_cache()  # it would hand the second pass weights without a graph
             return again
 
-        head = None if group.watch is None else group.watch.head(unit)
-        sizes = [piece.count(None) for piece in pieces]
-        part = torch.repeat_interleave(torch.tensor([group.apart[i] for i in unit]), torch.tensor(sizes)).nonzero()
-        losses = torch.cat([group.losses[i] for i in unit])
-        draws = self.generator if step.draws is None else step.draws
-        keep = self.select(Candidates(losses, perturbed_losses, draws, head, part.flatten()))
+        head = None if group.watch is None else group.watch.head(numbers)
+        apart = [group.apart[i] for i in numbers for _ in range(group.pieces[i].count(None))]
+        losses = torch.cat([piece.losses for piece in pieces])
+        part = torch.tensor(apart).nonzero().flatten()
+        keep = self.select(Candidates(losses, perturbed_losses, step.samples or self.generator, head, part))
         return [(piece, None) for piece in pieces] if keep is None else split_by_piece(keep, pieces)
 
     def _second_pass(
@@ -410,9 +397,12 @@ class SharpnessAware(Wrapper):
         kept = sum(piece.count(keep) for piece, keep in keeps)
         for number, (piece, keep) in enumerate(keeps, start=1):
             with nullcontext() if last and number == len(keeps) else self.parallel.unsynchronised():
-                _backward(piece.losses_again(keep), share * piece.count(keep) / kept, scaler)
+                _backward(mean_of(piece.losses_again(keep)), share * piece.count(keep) / kept, scaler)
 
     # What the flow needs --------------------------------------------------------------------------------------------
+
+    def _overrides(self, part: str) -> bool:
+        return getattr(type(self), part) is not getattr(SharpnessAware, part)
 
     def _targets(self, *, perturbable: bool) -> Targets:
         """Return all trainable tensors, or those with a radius."""
@@ -429,8 +419,7 @@ class SharpnessAware(Wrapper):
         return targets
 
     def _scale_gradients(self, step: Step, factor: float) -> None:
-        gradients = [p.grad for p in step.parameters if p.grad is not None]
-        if gradients:
+        if gradients := [p.grad for p in step.parameters if p.grad is not None]:
             torch._foreach_mul_(self.parallel.local(gradients), factor)
 
 
@@ -442,6 +431,5 @@ def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
     return loss if scaler is None else scaler.scale(loss)
 
 
-def _backward(losses: Tensor, share: float, scaler: GradScaler | None) -> None:
-    loss = losses.mean() if share == 1 else losses.mean() * share
-    _scaled(loss, scaler).backward()  # type: ignore[no-untyped-call]
+def _backward(loss: Tensor, share: float, scaler: GradScaler | None) -> None:
+    _scaled(loss if share == 1 else loss * share, scaler).backward()  # type: ignore[no-untyped-call]

@@ -32,7 +32,7 @@ class Targets:
         return len(self.weights)
 
     def only(self, picks: Sequence[int]) -> Targets:
-        """Return the targets at these positions; the others are left out."""
+        """Return the targets at these positions, in this order; the others are left out."""
         picked = set(picks)
         out = tuple(n for i, n in enumerate(self.index) if i not in picked)
         weights, rho = [self.weights[i] for i in picks], [self.rho[i] for i in picks]
@@ -44,12 +44,11 @@ class Group:
     """Samples that share one perturbation, as far as their first pass has come."""
 
     pieces: list[Piece] = field(default_factory=list)
-    losses: list[Tensor] = field(default_factory=list)
+    apart: list[bool] = field(default_factory=list)
+    """Which pieces a method runs apart."""
     batch: MeanGradient = field(default_factory=MeanGradient)
     part: MeanGradient = field(default_factory=MeanGradient)
-    """Of the samples that a method runs apart, where it has such a part."""
-    apart: list[bool] = field(default_factory=list)
-    """Which pieces these are."""
+    """Of the samples that run apart."""
     leaves: set[int] = field(default_factory=set)
     """What the losses depend on, by ``id``; filled where only some of it is differentiated."""
     watch: HeadWatch | None = None
@@ -57,7 +56,12 @@ class Group:
     @property
     def size(self) -> int:
         """How many samples have run."""
-        return sum(map(len, self.losses))
+        return sum(piece.count(None) for piece in self.pieces)
+
+    def add(self, piece: Piece, apart: bool = False) -> None:
+        """Add a piece that has run."""
+        self.pieces.append(piece)
+        self.apart.append(apart)
 
 
 @dataclass
@@ -69,12 +73,12 @@ class Step:
     generator: Tensor
     memory: dict[str, Any]
     perturbs: bool = False
-    chosen: Targets = field(default_factory=lambda: Targets([], [], []))
+    drawn: Targets = field(default_factory=lambda: Targets([], [], []))
     """What is perturbed."""
     wanted: Targets = field(default_factory=lambda: Targets([], [], []))
     """What the first pass differentiates."""
-    draws: torch.Generator | None = None
-    """Of this step and rank, for samples; masks are drawn from the optimizer's own generator, alike on every rank."""
+    samples: torch.Generator | None = None
+    """Draws samples, on each rank its own; masks are drawn from the optimizer's generator, alike on every rank."""
     group: Group = field(default_factory=Group)
     closed: list[Group] = field(default_factory=list)
     """Groups whose second pass is done; ``.grad`` holds the sum, in units of the first one's size."""
@@ -87,4 +91,4 @@ class Step:
 
     def mean_loss(self) -> Tensor:
         """Return the mean of all losses at theta."""
-        return torch.cat([losses for group in (*self.closed, self.group) for losses in group.losses]).mean()
+        return torch.cat([piece.losses for group in (*self.closed, self.group) for piece in group.pieces]).mean()

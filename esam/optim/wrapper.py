@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from .checks import checked_number
 from .parallel import Alone, parallel_of
 
 _OWN = "sharpness_aware_"
 _OWN_KEYS = ("rho", "perturb")
+
+
+def _of_base(name: str, doc: str = "As the base's own.") -> Any:
+    """Return a method that is the base optimizer's."""
+
+    def call(self: Wrapper, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.base, name)(*args, **kwargs)
+
+    call.__doc__ = doc
+    return call
 
 
 class Wrapper(Optimizer, ABC):
@@ -83,33 +92,13 @@ class Wrapper(Optimizer, ABC):
         _check_group(param_group)
         self.base.add_param_group(param_group)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear ``.grad``, as the base does; ``step`` does not need it."""
-        self.base.zero_grad(set_to_none)
-
-    def register_step_pre_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Run ``hook`` just before the base steps, when ``.grad`` is final: the place to clip."""
-        return self.base.register_step_pre_hook(hook)
-
-    def register_step_post_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """Run ``hook`` just after the base has stepped."""
-        return self.base.register_step_post_hook(hook)
-
-    def register_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Run ``hook`` when the base's state is saved."""
-        return self.base.register_state_dict_pre_hook(hook, prepend)
-
-    def register_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Run ``hook`` when the base's state was saved."""
-        return self.base.register_state_dict_post_hook(hook, prepend)
-
-    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Run ``hook`` before the base's state is loaded."""
-        return self.base.register_load_state_dict_pre_hook(hook, prepend)
-
-    def register_load_state_dict_post_hook(self, hook: Callable[..., Any], prepend: bool = False) -> RemovableHandle:
-        """Run ``hook`` when the base's state was loaded."""
-        return self.base.register_load_state_dict_post_hook(hook, prepend)
+    zero_grad = _of_base("zero_grad", "Clear ``.grad``, as the base does; ``step`` does not need it.")
+    register_step_pre_hook = _of_base("register_step_pre_hook", "Run a hook before the base steps: the place to clip.")
+    register_step_post_hook = _of_base("register_step_post_hook", "Run a hook just after the base has stepped.")
+    register_state_dict_pre_hook = _of_base("register_state_dict_pre_hook")
+    register_state_dict_post_hook = _of_base("register_state_dict_post_hook")
+    register_load_state_dict_pre_hook = _of_base("register_load_state_dict_pre_hook")
+    register_load_state_dict_post_hook = _of_base("register_load_state_dict_post_hook")
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs: the base's state, the generator and the method's memory.

@@ -29,4 +29,4 @@ def demo() -> Comparison:
         threads=1,
         notes=NOTES,
     )
-    return Comparison(config, methods=("base", "sam", "esam-random", "esam-swp", "esam-sds", "esam"))
+    return Comparison(config, methods=("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random"))

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esam.files import alone_in
+from esam.files import folder_lock
 from esam.optim import SharpnessAware
 
 from .checkpoint import Checkpoint
@@ -83,7 +83,7 @@ def run(
     optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):
+    with folder_lock(folder):
         if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
             return finished
         if path.exists() and not _same_run(read_record(path), config):

@@ -1,4 +1,4 @@
-"""What does the loss look like around the weights of a trained run?"""
+"""What is told of a trained run: in its record, and by ``esam analyze``?"""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from esam.analysis import (
     ascent_sharpness,
     even_axis,
     gradient_cosines,
+    hessian_trace,
     landscape,
     linearity,
     m_sharpness,
@@ -24,17 +25,48 @@ from esam.analysis import (
     sharpness,
     spectral_density,
     top_eigenvalues,
-    trace,
 )
-from esam.analysis.landscape import Progress
-from esam.measures import training_objective
-from esam.train.checkpoint import Checkpoint
-from esam.train.config import Config
-from esam.train.record import RECORD_NAME, RunRecord, environment, read_record
-from esam.train.runs import chosen_device, configured_data, prepared_model
+from esam.analysis.landscape import OnProgress
 
+from .checkpoint import Checkpoint, State, read_state
+from .config import Config
+from .data import Batches, Data
+from .models import fastest_memory_format
+from .record import RECORD_NAME, RunRecord, environment, read_record
+from .runs import chosen_device, configured_data, prepared_model
+
+RHO = 0.05
+"""One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
 ADAPTIVE_RHO = 0.5
 """ASAM's own radius, which means about what SAM's 0.05 does."""
+IMAGES = 1_000
+"""How many training images the loss is taken over: the same ones for every run."""
+BATCH_SIZE = 250
+"""Images that are evaluated together; it changes speed, and losses by rounding alone."""
+
+
+def training_objective(
+    model: nn.Module, data: Data, device: torch.device, *, images: int = IMAGES, batch_size: int = BATCH_SIZE
+) -> ModelObjective:
+    """Return the mean loss over this many evenly spaced training images, or over all where there are fewer.
+
+    In eval mode, without augmentation, with the labels that were trained on.
+    """
+    rows = torch.linspace(0, len(data.train) - 1, min(images, len(data.train))).round().long()
+    split = data.train.select(rows)
+    layout = fastest_memory_format(model)
+    batches = Batches(split, batch_size, mean=data.mean, std=data.std, device=device, memory_format=layout)
+    return ModelObjective(model, batches.in_order())
+
+
+def training_sharpness(model: nn.Module, data: Data, device: torch.device) -> float:
+    """Return R_S over the training images, as it stands in every record."""
+    objective = training_objective(model, data, device)
+    return sharpness(objective, objective.parameters, rho=RHO)
+
+
+MEASURES = {"sharpness": training_sharpness}
+"""What is measured of every trained model, by the names in its record."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +79,17 @@ class TrainedRun:
     objective: ModelObjective
 
 
-def load_run(path: str | Path, *, images: int = 1_000, device: str = "auto") -> TrainedRun:
-    """Return the run of a folder of ``esam train``, or of one of its checkpoint files.
+def load_run(
+    path: str | Path, *, images: int = IMAGES, batch_size: int = BATCH_SIZE, device: str = "auto"
+) -> TrainedRun:
+    """Return the run of a folder of ``esam train``, or of one of its checkpoint files; they are only read.
 
-    The objective is the mean loss over ``images`` evenly spaced training images, in eval mode and without augmentation.
+    Its objective is the ``training_objective`` of this many images, in batches of this size.
     """
     path = Path(path)
-    if images < 1:
-        raise ValueError(f"images must be 1 or more, got {images!r}")
+    for name, value in (("images", images), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value!r}")
     if not path.exists():
         raise ValueError(f"{path} does not exist; give the folder of a run of esam train, or its checkpoint")
     folder = path if path.is_dir() else path.parent
@@ -67,13 +102,14 @@ def load_run(path: str | Path, *, images: int = 1_000, device: str = "auto") -> 
     data = configured_data(config)
     model = prepared_model(config, data, where)
     model.load_state_dict(state["model"])
-    return TrainedRun(record, state["progress"]["epoch"], model, training_objective(model, data, where, images=images))
+    objective = training_objective(model, data, where, images=images, batch_size=batch_size)
+    return TrainedRun(record, state["progress"]["epoch"], model, objective)
 
 
 def figures(
     run: TrainedRun,
     *,
-    rho: float = 0.05,
+    rho: float = RHO,
     steps: int = 10,
     m: int = 128,
     gamma: float = 0.5,
@@ -87,14 +123,11 @@ def figures(
     density by so many steps of Lanczos.
     """
     objective, theta = run.objective, run.objective.parameters
+    ascent = ascent_sharpness(objective, theta, rho=rho, steps=steps)
     found: dict[str, Any] = {
         "loss": float(objective(theta)),
         "sharpness": {"value": sharpness(objective, theta, rho=rho), "rho": rho},
-        "ascent_sharpness": {
-            "value": ascent_sharpness(objective, theta, rho=rho, steps=steps),
-            "rho": rho,
-            "steps": steps,
-        },
+        "ascent_sharpness": {"value": ascent, "rho": rho, "steps": steps},
         "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=m), "rho": rho, "m": m},
         "adaptive_sharpness": {"value": adaptive_sharpness(objective, theta, rho=ADAPTIVE_RHO), "rho": ADAPTIVE_RHO},
     }
@@ -105,12 +138,10 @@ def figures(
         found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.as_json(), "cosines": cosines}
     if eigenvalues:
         found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
-        mean, error = trace(objective, theta, vectors=vectors)
-        found["trace"] = {"value": mean, "error": error, "vectors": vectors}
+        found["trace"] = {**hessian_trace(objective, theta, vectors=vectors)._asdict(), "vectors": vectors}
     if density:
         spectrum = spectral_density(objective, theta, lanczos=density)
-        values = {"eigenvalues": spectrum.eigenvalues.tolist(), "density": spectrum.density.tolist()}
-        found["spectral_density"] = {**values, "lanczos": density}
+        found["spectral_density"] = {**{k: v.tolist() for k, v in spectrum._asdict().items()}, "lanczos": density}
     return found
 
 
@@ -122,7 +153,8 @@ def random_landscape(
     reach: float = 1.0,
     groups: int = 1,
     path: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
+    vmap: int = 1,
 ) -> Landscape:
     """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions.
 
@@ -132,36 +164,30 @@ def random_landscape(
         raise ValueError(f"groups must be 1 or more, got {groups!r}")
     theta = run.objective.parameters
     directions = [(run.objective, random_plane(theta, seed=seed)[:axes]) for seed in range(groups)]
-    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress)
+    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress, vmap=vmap)
 
 
 def described(run: TrainedRun) -> dict[str, Any]:
     """Return what the figures were taken of, and with what."""
-    device = next(run.model.parameters()).device
+    record, device = run.record, next(run.model.parameters()).device
     return {
-        "run": {
-            "name": run.record.name,
-            "method": run.record.method,
-            "seed": run.record.seed,
-            "id": run.record.run["id"],
-        },
+        "run": {"name": record.name, "method": record.method, "seed": record.seed, "id": record.run["id"]},
         "epoch": run.epoch,
         "images": run.objective.count,
         "environment": environment(str(device)),
     }
 
 
-def _state(path: Path, device: torch.device) -> dict[str, Any]:
+def _state(path: Path, device: torch.device) -> State:
     if path.is_dir():
         state = Checkpoint(path).load(device)
         if state is None:
             raise ValueError(f"{path} holds no checkpoint; train the run first: esam train --out {path}")
         return state
     try:
-        whole: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-        parts = {"model": whole["model"], "progress": whole["progress"]}
-    except Exception as error:  # torch raises many kinds for a truncated or foreign file
+        state = read_state(path, device)
+        return {"model": state["model"], "progress": state["progress"]}
+    except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ValueError(
             f"{path} is no checkpoint of esam train, or is damaged ({error}); give the run's folder"
         ) from error
-    return parts
