@@ -4,8 +4,8 @@ from .base import Base
 from .esam import ESAM
 from .looksam import LookSAM
 from .ranking import Candidates
-from .registry import METHODS, Method
+from .registry import METHODS, RECOMMENDED, Method
 from .sam import ASAM, SAM
 from .step import SharpnessAware
 
-__all__ = ["ASAM", "ESAM", "METHODS", "SAM", "Base", "Candidates", "LookSAM", "Method", "SharpnessAware"]
+__all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "Base", "Candidates", "LookSAM", "Method", "SharpnessAware"]

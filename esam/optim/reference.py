@@ -1,7 +1,11 @@
 """The methods as their papers write them: plain loops, one line a line. For readers and tests; nothing fast imports it.
 
-Each function returns the gradient that the base optimizer steps by. ``losses(keep)`` gives one loss per sample at the
-current values of ``weights``; every tensor is perturbed by hand and put back by hand.
+Each returns the gradient that the base optimizer steps by. ``losses(keep)`` gives one loss per sample at the current
+values of ``weights``; every tensor is perturbed by hand and put back by hand.
+
+Slips of the ESAM paper's Algorithm 1, and what is done here: line 5 and equation 4 do not normalise the gradient (they
+do, as SAM does); lines 9 to 12 stand inside the loop over weights (they run once a step); no tensor may be drawn (one
+is, and its probability counts); |B+| is a share of the batch, rounded, at least one sample.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ def norm(tensors: list[Tensor]) -> float:
 
 
 def at_perturbed(
-    losses: Losses, weights: list[Tensor], eps: list[Tensor], keep: Callable[[], slice | Tensor]
+    losses: Losses, weights: list[Tensor], eps: list[Tensor], keep: Callable[[], slice | Tensor] = lambda: EVERYTHING
 ) -> list[Tensor]:
     """Return the gradient at theta + eps of the samples that ``keep``, called there, names."""
     theta = [w.detach().clone() for w in weights]
@@ -42,8 +46,7 @@ def at_perturbed(
 def sam(losses: Losses, weights: list[Tensor], rho: float) -> list[Tensor]:
     """Algorithm 2 of the ESAM paper, with the normalisation of Foret et al. (eq. 2)."""
     g = gradient(losses, weights)
-    eps = [rho * g_n / norm(g) for g_n in g]
-    return at_perturbed(losses, weights, eps, lambda: EVERYTHING)
+    return at_perturbed(losses, weights, [rho * g_n / norm(g) for g_n in g])
 
 
 def asam(losses: Losses, weights: list[Tensor], rho: float, eta: float) -> list[Tensor]:
@@ -51,24 +54,21 @@ def asam(losses: Losses, weights: list[Tensor], rho: float, eta: float) -> list[
     g = gradient(losses, weights)
     t = [w.detach().abs() + eta for w in weights]
     length = norm([t_n * g_n for t_n, g_n in zip(t, g, strict=True)])
-    eps = [rho * t_n * t_n * g_n / length for t_n, g_n in zip(t, g, strict=True)]
-    return at_perturbed(losses, weights, eps, lambda: EVERYTHING)
+    return at_perturbed(losses, weights, [rho * t_n * t_n * g_n / length for t_n, g_n in zip(t, g, strict=True)])
 
 
 class LookSAM:
     """Algorithm 1 of Liu et al.: g_v is the part of g_s orthogonal to g; it is reused for k - 1 of k steps."""
 
     def __init__(self, rho: float, k: int, alpha: float) -> None:
-        self.rho, self.k, self.alpha = rho, k, alpha
-        self.t = 0
+        self.rho, self.k, self.alpha, self.t = rho, k, alpha, 0
         self.g_v: list[Tensor] = []
 
     def __call__(self, losses: Losses, weights: list[Tensor]) -> list[Tensor]:
         """Return the gradient of step t, and go on to t + 1."""
         g = gradient(losses, weights)
         if self.t % self.k == 0:
-            eps = [self.rho * g_n / norm(g) for g_n in g]
-            g_s = at_perturbed(losses, weights, eps, lambda: EVERYTHING)
+            g_s = at_perturbed(losses, weights, [self.rho * g_n / norm(g) for g_n in g])
             inner = sum(float((a * b).sum()) for a, b in zip(g, g_s, strict=True))
             cosine = inner / (norm(g) * norm(g_s))
             self.g_v = [s - norm(g_s) * cosine * g_n / norm(g) for s, g_n in zip(g_s, g, strict=True)]
@@ -80,7 +80,7 @@ class LookSAM:
 
 
 class ESAM:
-    """Algorithm 1 of the ESAM paper; the norm as in ``norm="full"``, B+ as the k samples whose loss rises most."""
+    """Algorithm 1 of the ESAM paper, its lines by number; the norm as in ``norm="full"``."""
 
     def __init__(self, rho: float, beta: float, gamma: float, generator: torch.Generator) -> None:
         self.rho, self.beta, self.gamma, self.generator = rho, beta, gamma, generator
@@ -89,31 +89,29 @@ class ESAM:
     def __call__(self, losses: Losses, weights: list[Tensor]) -> list[Tensor]:
         """Return the gradient of one step."""
         g = gradient(losses, weights)
-        if self.beta == 1:
-            chosen, scale = [True] * len(g), 1.0
-        else:
-            draws = torch.rand(len(g), generator=self.generator)
-            chosen = [bool(draw < self.beta) for draw in draws]
+        count, first_step = len(g), not self.last_norm
+        chosen, probability = [True] * count, 1.0
+        if self.beta < 1:  # 3-4
+            chosen = [bool(draw < self.beta) for draw in torch.rand(count, generator=self.generator)]
             if not any(chosen):
-                chosen[int(torch.randint(len(g), (), generator=self.generator))] = True
-            first_step = not self.last_norm
-            if first_step:
-                chosen = [True] * len(g)
-            scale = 1.0 if first_step else 1 / (self.beta + (1 - self.beta) ** len(g) / len(g))
-        if not self.last_norm:
-            self.last_norm = [0.0] * len(g)
-        for n in range(len(g)):
-            if chosen[n]:
-                self.last_norm[n] = norm([g[n]])
+                chosen[int(torch.randint(count, (), generator=self.generator))] = True
+            probability = self.beta + (1 - self.beta) ** count / count
+            if first_step:  # every tensor gets a norm to be remembered by
+                chosen, probability = [True] * count, 1.0
+        self.last_norm = [norm([g[n]]) if chosen[n] else self.last_norm[n] for n in range(count)]
         length = math.sqrt(sum(n * n for n in self.last_norm))
-        eps = [scale * self.rho * g[n] / length if chosen[n] else torch.zeros_like(g[n]) for n in range(len(g))]
+        eps = [
+            self.rho / probability * g[n] / length if chosen[n] else torch.zeros_like(g[n])  # 5; 6-7
+            for n in range(count)
+        ]  # 9
         at_theta = losses(EVERYTHING).detach()
-        return at_perturbed(losses, weights, eps, lambda: self.b_plus(losses(EVERYTHING).detach() - at_theta))
+        return at_perturbed(  # 11; the base optimizer takes 12
+            losses, weights, eps, lambda: self.b_plus(losses(EVERYTHING).detach() - at_theta)
+        )
 
     def b_plus(self, rise: Tensor) -> slice | Tensor:
-        """Return B+: the share gamma whose loss rises most; the lower index wins a tie."""
-        size = len(rise)
+        """Return B+ (line 10): the share gamma whose loss rises most; the lower index wins a tie."""
         if self.gamma == 1:
             return EVERYTHING
-        by_rise = sorted(range(size), key=lambda i: (-float(rise[i]), i))
-        return torch.tensor(sorted(by_rise[: max(1, round(self.gamma * size))]))
+        by_rise = sorted(range(len(rise)), key=lambda i: (-float(rise[i]), i))
+        return torch.tensor(sorted(by_rise[: max(1, round(self.gamma * len(rise)))]))
