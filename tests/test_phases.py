@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import EVERY_METHOD, mlp, normalised, problem
 from torch import nn
 
@@ -167,7 +166,7 @@ def test_a_trainer_that_unscales_and_clips_gets_the_step_without_a_scaler_bit_fo
 
 @pytest.mark.parametrize(("name", "at"), [(n, at) for n in METHODS for at in (1, 3) if at == 1 or n in EVERY_METHOD])
 def test_an_overflow_that_the_trainer_skips_leaves_weights_and_state_and_the_next_step_alone(name, at):
-    """The scaler never calls step(): the phases begin anew. The losses of one pass are inf: of the first, or a later."""
+    """The scaler never calls step(): the phases begin anew. The losses of one pass are inf."""
     p, optimizer = start(name, dtype=torch.float32)
     scaler = cpu_scaler()
     as_trainers_do(optimizer, micro_batches(p), scaler)
