@@ -12,7 +12,6 @@ from torch import nn
 
 from esam import METHODS, SAM
 from esam.optim import SharpnessAware, reference
-from esam.optim.ascent import l2_ascent
 
 every_row = pytest.mark.parametrize("name", METHODS)
 every_method = pytest.mark.parametrize("name", EVERY_METHOD)
@@ -459,17 +458,12 @@ def test_schedulers_and_hooks_on_either_optimizer_see_each_phased_step_once(name
 class SampledCorrection(SharpnessAware):
     """g_B + w (g_S(theta + eps) - g_S(theta)), eps = rho g_S / ||g_S||, S the first third of each micro-batch."""
 
-    takes_part = True
-
     def __init__(self, base, model, *, rho, w):
-        super().__init__(base, model, rho=rho)
+        super().__init__(base, model, rho=rho, m=None, perturbation="rank", seed=None)
         self.second_weight = w
 
     def part(self, size, generator):
         return torch.arange(0, size, 3)
-
-    def ascent(self, chosen, gradients):
-        return l2_ascent(gradients, chosen.rho, self.parallel.norm(gradients))
 
     def select(self, batch):
         return batch.part

@@ -121,11 +121,11 @@ class SharpnessAware(Wrapper):
 
         Clip it, unscale it, and call ``step()`` without a closure.
         """
-        step, scaler = self._step, _enabled(scaler)
+        step = self._step
         if step is None or step.ready:
             raise ValueError("gradient() has nothing to work on; call accumulate(closure) for each micro-batch first")
         with self._phase():
-            first = None
+            first, scaler = None, _enabled(scaler)
             if step.perturbs:
                 self._close(step, scaler, last=True)
                 if self.whole_gradient:
@@ -157,39 +157,59 @@ class SharpnessAware(Wrapper):
         There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
         """
         loss: Tensor | None = None
+        closures: list[Closure] = []
+        sizes: list[int | None] = []
         scaler = _enabled(scaler)
         if closure is not None:
             closures = checked_closures(closure)
             sizes = checked_sizes(batch_size, len(closures))
             self._step = None
-            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
-                self._accumulate(one, size, scaler, last=number == len(closures))
-            loss = self.gradient(scaler)
         # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
         elif (self._step is None or not self._step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
             raise ValueError(
                 "step() without a closure takes the gradient that gradient() left, and there is none; call "
                 "accumulate(closure) and gradient() first, or pass step a closure"
             )
-        self._step = None
-        if scaler is None:
-            self.base.step()
-        else:
-            scaler.unscale_(self.base)  # before the base's hooks, which clip
-            scaler.step(self.base)
+        with self._undone_on_error():
+            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
+                self._accumulate(one, size, scaler, last=number == len(closures))
+            if closures:
+                loss = self.gradient(scaler)
+            self._move(scaler)
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in hooks, and they are the base's
 
     # The flow -------------------------------------------------------------------------------------------------------
 
+    def _move(self, scaler: GradScaler | None) -> None:
+        """Let the base step. Once it begins, the step counts: an error then takes nothing back."""
+
+        def begin(*_: Any) -> None:
+            self._step = None
+
+        handle = self.base.register_step_pre_hook(begin)  # the last of them
+        try:
+            if scaler is None:
+                self.base.step()
+            else:
+                scaler.unscale_(self.base)  # before the base's hooks, which clip
+                scaler.step(self.base)
+        finally:
+            handle.remove()
+        self._step = None
+
     @contextmanager
     def _phase(self) -> Iterator[None]:
         """Compute gradients inside this block; an error takes the whole step back."""
         torch.clear_autocast_cache()
+        with self._undone_on_error(), torch.enable_grad():
+            yield
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
         try:
-            with torch.enable_grad():
-                yield
+            yield
         except BaseException:
             step, self._step = self._step, None
             if step is not None:
@@ -201,6 +221,7 @@ class SharpnessAware(Wrapper):
             raise
 
     def _begin(self) -> Step:
+        self._step = None  # one that nobody stepped by is over: an error from here on does not take it back
         parameters = self._parameters()
         for p in parameters:
             p.grad = None
