@@ -172,7 +172,7 @@ class SharpnessAware(Wrapper):
             )
         with self._undone_on_error():
             for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
-                self._accumulate(one, size, scaler, last=number == len(closures))
+                self._accumulate(one, size, scaler, last=self.parallel.replicated and number == len(closures))
             if closures:
                 loss = self.gradient(scaler)
             self._move(scaler)
