@@ -13,6 +13,10 @@ from torch import Tensor
 
 Closure = Callable[[slice | Tensor], Tensor]
 EVERYTHING = slice(None)
+UNCOUNTED = (
+    "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or return one loss "
+    'per sample (reduction="none")'
+)
 
 
 @dataclass
@@ -29,12 +33,15 @@ class Piece:
     """Whether the closure must return a loss for each sample, not their mean."""
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     """Of each sample at theta, detached; a mean stands for each of its samples."""
+    counted: bool = True
+    """Whether it is known how many samples there are."""
     _random: list[Tensor] = field(default_factory=list)
 
     def first_losses(self) -> Tensor:
         """Run the samples and return what the closure does; remember the random state that they met."""
         self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
         losses = self._checked(self.closure(EVERYTHING if self.samples is None else self.samples), self.size)
+        self.counted = self.size is not None or losses.dim() > 0
         self.size = self.size or losses.numel()
         self.losses = losses.detach() if losses.dim() else losses.detach().expand(self.size)
         return losses
@@ -59,10 +66,7 @@ class Piece:
         with torch.no_grad(), self._replayed():
             losses = checked_losses(self.closure(EVERYTHING), None)
         if losses.dim() == 0:
-            raise ValueError(
-                "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or "
-                'return one loss per sample (reduction="none")'
-            )
+            raise ValueError(UNCOUNTED)
         return len(losses)
 
     @contextmanager

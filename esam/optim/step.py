@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from .ascent import Eps, l2_ascent
-from .batch import Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
+from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
 from .buffers import Buffers, kept_buffers
 from .checks import checked_count, checked_number
 from .combine import added
@@ -409,7 +409,11 @@ class SharpnessAware(Wrapper):
         losses = torch.cat([piece.losses for piece in pieces])
         part = torch.tensor(apart).nonzero().flatten()
         keep = self.select(Candidates(losses, perturbed_losses, step.samples or self.generator, head, part))
-        return [(piece, None) for piece in pieces] if keep is None else split_by_piece(keep, pieces)
+        if keep is None:
+            return [(piece, None) for piece in pieces]
+        if not all(piece.counted for piece in pieces):
+            raise ValueError(UNCOUNTED)
+        return split_by_piece(keep, pieces)
 
     def _second_pass(
         self, keeps: list[tuple[Piece, Tensor | None]], share: float, scaler: GradScaler | None, *, last: bool
