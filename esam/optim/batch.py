@@ -147,14 +147,20 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
     return losses
 
 
-def split_by_piece(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tensor | None]]:
-    """Return the pieces that hold kept samples, each with its own, counted from the piece's start."""
+def split_by_piece(keep: Tensor, pieces: list[Piece], least: int = 1) -> list[tuple[Piece, Tensor | None]]:
+    """Return the pieces that hold kept samples, each with its own, counted from the piece's start.
+
+    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along.
+    """
     if len(pieces) == 1:
         return [(pieces[0], keep)]
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:
         inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
+        if 0 < len(inside) < least <= piece.count(None):
+            first = min(int(inside[0]), piece.count(None) - least)
+            inside = torch.arange(first, first + least, device=keep.device)
         if len(inside):
             shares.append((piece, inside))
         start += piece.count(None)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from .ascent import Eps, l2_ascent
 from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
-from .buffers import Buffers, kept_buffers
+from .buffers import Buffers, has_batch_statistics, kept_buffers
 from .checks import checked_count, checked_number
 from .combine import added
 from .graph import graph_of
@@ -413,7 +413,7 @@ class SharpnessAware(Wrapper):
             return [(piece, None) for piece in pieces]
         if not all(piece.counted for piece in pieces):
             raise ValueError(UNCOUNTED)
-        return split_by_piece(keep, pieces)
+        return split_by_piece(keep, pieces, least=2 if len(pieces) > 1 and has_batch_statistics(self.model) else 1)
 
     def _second_pass(
         self, keeps: list[tuple[Piece, Tensor | None]], share: float, scaler: GradScaler | None, *, last: bool
