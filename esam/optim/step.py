@@ -269,7 +269,7 @@ class SharpnessAware(Wrapper):
                 size = whole.measured_size()
         if parted:
             part = self.part(size, step.samples or self.generator)
-            rest = torch.ones(size, dtype=torch.bool).index_fill(0, part, False).nonzero().flatten()
+            rest = torch.ones(size, dtype=torch.bool, device=part.device).index_fill(0, part, False).nonzero().flatten()
             yield replace(whole, size=len(part), samples=part), True
             if self.runs_rest and len(rest):
                 yield replace(whole, size=len(rest), samples=rest), False
@@ -280,7 +280,11 @@ class SharpnessAware(Wrapper):
                 self._close(step, scaler, last=False)
             stop = min(size, start + m - step.group.size)
             yield (
-                replace(whole, size=stop - start, samples=torch.arange(start, stop) if stop - start < size else None),
+                replace(
+                    whole,
+                    size=stop - start,
+                    samples=torch.arange(start, stop, device="cpu") if stop - start < size else None,
+                ),
                 False,
             )
             start = stop
@@ -407,7 +411,7 @@ class SharpnessAware(Wrapper):
         head = None if group.watch is None else group.watch.head(numbers)
         apart = [group.apart[i] for i in numbers for _ in range(group.pieces[i].count(None))]
         losses = torch.cat([piece.losses for piece in pieces])
-        part = torch.tensor(apart).nonzero().flatten()
+        part = torch.tensor(apart, device="cpu").nonzero().flatten()
         keep = self.select(Candidates(losses, perturbed_losses, step.samples or self.generator, head, part))
         if keep is None:
             return [(piece, None) for piece in pieces]
