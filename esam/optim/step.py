@@ -406,13 +406,15 @@ class SharpnessAware(Wrapper):
             with torch.no_grad():
                 again = torch.cat([piece.losses_again() for piece in pieces])
             torch.clear_autocast_cache()  # it would hand the second pass weights without a graph
-            return again
+            return sign * again
 
         head = None if group.watch is None else group.watch.head(numbers)
         apart = [group.apart[i] for i in numbers for _ in range(group.pieces[i].count(None))]
         losses = torch.cat([piece.losses for piece in pieces])
+        # what is descended: minus the losses where the base maximises them
+        sign = -1 if all(g.get("maximize") for g in self.param_groups) else 1
         part = torch.tensor(apart, device="cpu").nonzero().flatten()
-        keep = self.select(Candidates(losses, perturbed_losses, step.samples or self.generator, head, part))
+        keep = self.select(Candidates(sign * losses, perturbed_losses, step.samples or self.generator, head, part))
         if keep is None:
             return [(piece, None) for piece in pieces]
         if not all(piece.counted for piece in pieces):
