@@ -23,6 +23,7 @@ class Alone:
     rank = 0
     own_eps = True
     """Whether each rank perturbs by its own gradient; False: all by the mean of theirs."""
+    replicated = False
     sharded = False
 
     def unsynchronised(self) -> AbstractContextManager[Any]:
@@ -82,6 +83,8 @@ class Alone:
 
 class Replicas(Alone):
     """DistributedDataParallel: whole weights on every rank, gradients exchanged in the last backward of a step."""
+
+    replicated = True
 
     def __init__(self, model: nn.Module, perturbation: str) -> None:
         self._model: Any = model
