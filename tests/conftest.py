@@ -47,7 +47,8 @@ def normalised(dtype=torch.float64):
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 3)).to(dtype)
 
 
-EVERY_METHOD = {name: method for name, method in METHODS.items() if "rho" in method.options()}
+EVERY_ROW = dict(METHODS)
+EVERY_METHOD = {name: method for name, method in EVERY_ROW.items() if "rho" in method.options()}
 """The sharpness-aware rows of the registry; the others are the base and its controls."""
 
 

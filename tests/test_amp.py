@@ -152,13 +152,13 @@ def test_an_overflow_in_either_pass_skips_the_step_and_halves_the_scale(name, at
     for _ in range(5):  # LookSAM's sixth step perturbs
         optimizer.step(p.closure, scaler=scaler)
         scaler.update()
-    weights, state = p.weights, copy.deepcopy(optimizer.state_dict()["state"])
+    weights, state = p.weights, copy.deepcopy(optimizer.base.state_dict()["state"])
 
     optimizer.step(overflowing(p, at), scaler=scaler)
     scaler.update()
 
     assert_equal(weights, p.weights)
-    for n, slots in optimizer.state_dict()["state"].items():
+    for n, slots in optimizer.base.state_dict()["state"].items():
         for key, value in slots.items():
             assert torch.equal(value, state[n][key]), key
     assert scaler.get_scale() == 512.0

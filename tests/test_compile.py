@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from conftest import EVERY_METHOD
 from torch import nn
 
-STEPS = 50
+STEPS = 12  # LookSAM perturbs in the first, the sixth and the eleventh
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +44,7 @@ def network():
 
 def small_network():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
 
 
 def trained(name, backend=None, sizes=(12,), steps=STEPS, build=network, **settings):
@@ -72,8 +72,8 @@ def assert_same_training(compiled, eager, atol):
         torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_fifty_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first(name):
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam"])  # all the ways in which a step runs a model
+def test_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first(name):
     compiled = trained(name, Counting("aot_eager"))
     assert_same_training(compiled, trained(name), 1e-12)
     graphs = compiled[2]
@@ -82,16 +82,16 @@ def test_fifty_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first
 
 
 def test_any_number_of_batch_sizes_costs_no_more_graphs_than_the_second_one():
-    _, _, graphs = trained("esam-paper", Counting("aot_eager"), sizes=tuple(range(4, 29)))
+    _, _, graphs = trained("esam", Counting("aot_eager"), sizes=tuple(range(4, 16)))
     assert graphs[-1] <= 6
     assert graphs[-1] == graphs[5]
 
 
 def test_groups_of_m_samples_compile_no_graph_after_the_first_step():
-    compiled = trained("esam-paper", Counting("aot_eager"), steps=10, m=4)
+    compiled = trained("esam", Counting("aot_eager"), steps=4, m=4)
     assert compiled[2][-1] == compiled[2][0]
     assert compiled[2][0] <= 6
-    assert_same_training(compiled, trained("esam-paper", steps=10, m=4), 1e-12)
+    assert_same_training(compiled, trained("esam", steps=4, m=4), 1e-12)
 
 
 def test_the_compiled_graph_sees_the_perturbed_weights():
@@ -109,7 +109,7 @@ def test_the_compiled_graph_sees_the_perturbed_weights():
 def test_an_error_in_a_compiled_step_gives_weights_and_statistics_back():
     model = network()
     run = torch.compile(model, backend="aot_eager")
-    optimizer = EVERY_METHOD["esam-paper"](torch.optim.SGD(model.parameters(), lr=0.1), run, seed=3)
+    optimizer = EVERY_METHOD["esam"](torch.optim.SGD(model.parameters(), lr=0.1), run, seed=3)
     x, y = torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 3, (12,))
     before = {k: v.clone() for k, v in model.state_dict().items()}
     calls = []
@@ -130,8 +130,9 @@ def test_an_error_in_a_compiled_step_gives_weights_and_statistics_back():
 
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-def test_inductors_code_equals_eager_to_rounding():
+def test_inductors_code_equals_eager_to_rounding_with_one_graph_for_both_passes():
+    """SAM runs both passes alike; a C++ compiler takes seconds a graph, so the network is the smallest that bends."""
     backend = Counting("inductor")
-    compiled = trained("esam-paper", backend, steps=20, build=small_network)
-    assert_same_training(compiled, trained("esam-paper", steps=20, build=small_network), 1e-10)
-    assert backend.graphs == 3
+    compiled = trained("sam", backend, steps=5, build=small_network)
+    assert_same_training(compiled, trained("sam", steps=5, build=small_network), 1e-12)
+    assert backend.graphs == 1

@@ -41,10 +41,11 @@ BASE = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         (lambda: SAM(torch.optim.LBFGS(MODEL.parameters()), MODEL), "LBFGS calls a closure of its own"),
     ],
 )
-def test_a_bad_argument_is_refused_with_what_is_allowed(build, message):
+def test_a_bad_argument_is_refused_with_what_is_allowed_and_the_base_is_left_as_it_was(build, message):
+    before = [dict(group) for group in BASE.param_groups], dict(BASE.state)
     with pytest.raises(ValueError, match=message):
         build()
-    assert "rho" not in torch.optim.SGD(MODEL.parameters(), lr=0.1).param_groups[0]
+    assert (BASE.param_groups, dict(BASE.state)) == before
 
 
 @pytest.mark.parametrize("group", [{"rho": -1.0}, {"rho": "big"}, {"perturb": "no"}])
@@ -86,13 +87,19 @@ def test_a_closure_that_ignores_its_argument_is_caught():
         optimizer.step(lambda keep: p.closure(slice(None)))
 
 
-@pytest.mark.parametrize("closure", [None, 3, [], [None]])
-def test_a_step_without_closure_says_what_to_pass(closure):
+@pytest.mark.parametrize(
+    ("closure", "message"),
+    [
+        (None, "there is none; call .* or pass step a closure"),
+        (3, "a closure is wanted, got int; pass a function"),
+        ([], "empty list of closures; pass one closure for each micro-batch"),
+        ([None], "a closure is wanted, got NoneType; pass a function"),
+    ],
+)
+def test_a_step_without_closure_says_what_to_pass(closure, message):
     p = problem()
     optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model)
-    with pytest.raises(
-        ValueError, match="closure for each micro-batch|a closure is wanted|list of closures|pass step a closure"
-    ):
+    with pytest.raises(ValueError, match=message):
         optimizer.step(closure)
 
 
@@ -104,12 +111,32 @@ def test_a_model_with_nothing_to_train_says_so():
         optimizer.step(p.closure)
 
 
-@pytest.mark.parametrize("sizes", [0, [12, 3], [-1], 7, 20])
-def test_a_wrong_batch_size_is_refused(sizes):
-    p = problem()
-    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, m=12 if sizes in (7, 20) else 4)
-    with pytest.raises((ValueError, IndexError), match="batch_size must|losses for|out of bounds"):
+@pytest.mark.parametrize(
+    ("sizes", "m", "message"),
+    [
+        (0, 4, r"batch_size must give one whole number >= 1 for each of 1 closures, got \[0\]"),
+        ([12, 3], 4, r"for each of 1 closures, got \[12, 3\]"),
+        (12.5, 4, r"got \[12.5\]"),
+        ("12", 4, r"got \['12'\]"),
+        (7, 12, r"12 losses for 7 samples; .* batch_size, if given, is len\(x\)"),
+        (20, None, r"12 losses for 20 samples; .* batch_size, if given, is len\(x\)"),
+        (20, 8, r"no sample 15 .* batch_size, if given, is len\(x\)"),
+    ],
+)
+def test_a_wrong_batch_size_is_refused_with_a_remedy_and_nothing_changes(sizes, m, message):
+    p = problem(normalised)
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, m=m)
+    before = {k: v.clone() for k, v in p.model.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
         optimizer.step(p.closure, batch_size=sizes)
+    assert all(torch.equal(v, before[k]) for k, v in p.model.state_dict().items())
+
+
+def test_an_index_error_of_the_closures_own_is_not_taken_for_a_wrong_batch_size():
+    p = problem()
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model)
+    with pytest.raises(IndexError, match="list index out of range"):
+        optimizer.step(lambda keep: [][0])
 
 
 def test_another_methods_state_is_refused_before_anything_is_loaded():

@@ -6,13 +6,17 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 Closure = Callable[[slice | Tensor], Tensor]
 EVERYTHING = slice(None)
+UNCOUNTED = (
+    "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or return one loss "
+    'per sample (reduction="none")'
+)
 
 
 @dataclass
@@ -29,12 +33,22 @@ class Piece:
     """Whether the closure must return a loss for each sample, not their mean."""
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     """Of each sample at theta, detached; a mean stands for each of its samples."""
+    counted: bool = True
+    """Whether it is known how many samples there are."""
     _random: list[Tensor] = field(default_factory=list)
 
     def first_losses(self) -> Tensor:
         """Run the samples and return what the closure does; remember the random state that they met."""
         self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
-        losses = self._checked(self.closure(EVERYTHING if self.samples is None else self.samples), self.size)
+        try:
+            found = self.closure(EVERYTHING if self.samples is None else self.samples)
+        except IndexError as error:
+            if self.samples is None:
+                raise
+            last = int(self.samples.max())
+            raise ValueError(f"the closure has no sample {last} ({error}); batch_size, if given, is len(x)") from error
+        losses = self._checked(found, self.size)
+        self.counted = self.size is not None or losses.dim() > 0
         self.size = self.size or losses.numel()
         self.losses = losses.detach() if losses.dim() else losses.detach().expand(self.size)
         return losses
@@ -59,10 +73,7 @@ class Piece:
         with torch.no_grad(), self._replayed():
             losses = checked_losses(self.closure(EVERYTHING), None)
         if losses.dim() == 0:
-            raise ValueError(
-                "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or "
-                'return one loss per sample (reduction="none")'
-            )
+            raise ValueError(UNCOUNTED)
         return len(losses)
 
     @contextmanager
@@ -114,9 +125,10 @@ def checked_sizes(batch_size: int | Sequence[int] | None, closures: int) -> list
     """Return the size of each closure's batch, None where it is not given."""
     if batch_size is None:
         return [None] * closures
-    sizes = [operator.index(n) for n in (batch_size if isinstance(batch_size, Sequence) else [batch_size])]
+    given: list[Any] = list(batch_size) if isinstance(batch_size, (list, tuple)) else [batch_size]
+    sizes = [operator.index(n) if hasattr(n, "__index__") else 0 for n in given]
     if len(sizes) != closures or min(sizes) < 1:
-        raise ValueError(f"batch_size must give one number >= 1 for each of {closures} closures, got {sizes}")
+        raise ValueError(f"batch_size must give one whole number >= 1 for each of {closures} closures, got {given}")
     return list(sizes)
 
 
@@ -138,19 +150,25 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
     if losses.dim() and expected is not None and len(losses) != expected:
         raise ValueError(
             f"the closure returned {len(losses)} losses for {expected} samples; index inputs and targets by its "
-            "argument, as in model(x[keep]), y[keep]"
+            "argument, as in model(x[keep]), y[keep]; batch_size, if given, is len(x)"
         )
     return losses
 
 
-def split_by_piece(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tensor | None]]:
-    """Return the pieces that hold kept samples, each with its own, counted from the piece's start."""
+def split_by_piece(keep: Tensor, pieces: list[Piece], least: int = 1) -> list[tuple[Piece, Tensor | None]]:
+    """Return the pieces that hold kept samples, each with its own, counted from the piece's start.
+
+    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along.
+    """
     if len(pieces) == 1:
         return [(pieces[0], keep)]
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:
         inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
+        if 0 < len(inside) < least <= piece.count(None):
+            first = min(int(inside[0]), piece.count(None) - least)
+            inside = torch.arange(first, first + least, device=keep.device)
         if len(inside):
             shares.append((piece, inside))
         start += piece.count(None)

@@ -15,6 +15,8 @@ class Graph:
     leaves: frozenset[int]
     """By ``id``."""
     group_norms: tuple[Node, ...]
+    reentrant: bool
+    """Whether some layers are hidden in reentrant checkpoints."""
 
     def inputs_to_add(self, weights: list[Tensor]) -> list[GradientEdge]:
         """Return what must be differentiated besides these weights: the inputs of the GroupNorms that hold some.
@@ -35,6 +37,7 @@ def graph_of(losses: Tensor) -> Graph:
     """Walk the graph behind some losses."""
     leaves: set[int] = set()
     group_norms: list[Node] = []
+    reentrant = False
     seen: set[Node | None] = {None}
     rest = [losses.grad_fn]
     while rest:
@@ -48,4 +51,14 @@ def graph_of(losses: Tensor) -> Graph:
             leaves.add(id(variable))
         elif node.name().startswith("NativeGroupNormBackward"):
             group_norms.append(node)
-    return Graph(frozenset(leaves), tuple(group_norms))
+        reentrant = reentrant or node.name() == "CheckpointFunctionBackward"
+    return Graph(frozenset(leaves), tuple(group_norms), reentrant)
+
+
+def refuse_reentrant_checkpoints(loss: Tensor) -> None:
+    """Refuse a graph that hides layers: torch leaves them out of the gradient, mostly in silence."""
+    if graph_of(loss).reentrant:
+        raise ValueError(
+            "the model uses reentrant checkpoints, and the first pass cannot see the layers inside; use "
+            "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
+        )

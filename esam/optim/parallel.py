@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .ascent import root_sum_of_squares, tensor_norms, whole_norm
+from .graph import refuse_reentrant_checkpoints
 
 Gradients = dict[int, Tensor]
 """Gradients by the tensors' places among the optimizer's parameters; one that a pass did not reach is missing."""
@@ -22,6 +23,7 @@ class Alone:
     rank = 0
     own_eps = True
     """Whether each rank perturbs by its own gradient; False: all by the mean of theirs."""
+    replicated = False
     sharded = False
 
     def unsynchronised(self) -> AbstractContextManager[Any]:
@@ -31,14 +33,13 @@ class Alone:
     def gradients(self, loss: Tensor, inputs: Sequence[Any]) -> list[Tensor | None]:
         """Return the gradient at each input, None where the loss does not depend on it; ``.grad`` is not touched."""
         try:
-            return list(torch.autograd.grad(loss, inputs, allow_unused=True))
-        except RuntimeError as error:
-            if "Checkpointing is not compatible" not in str(error):
-                raise
-            raise ValueError(
-                "the model uses reentrant checkpoints, and the first pass cannot see the layers inside; use "
-                "torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
-            ) from error
+            found: list[Tensor | None] = list(torch.autograd.grad(loss, inputs, allow_unused=True))
+        except RuntimeError:
+            refuse_reentrant_checkpoints(loss)
+            raise
+        if any(gradient is None for gradient in found):
+            refuse_reentrant_checkpoints(loss)
+        return found
 
     def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
         """Return the gradients averaged over the ranks; one that is missing on a rank counts as zero there."""
@@ -82,6 +83,8 @@ class Alone:
 
 class Replicas(Alone):
     """DistributedDataParallel: whole weights on every rank, gradients exchanged in the last backward of a step."""
+
+    replicated = True
 
     def __init__(self, model: nn.Module, perturbation: str) -> None:
         self._model: Any = model

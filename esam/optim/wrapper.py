@@ -146,7 +146,7 @@ class Wrapper(Optimizer, ABC):
     def _saved(self, value: Any, kind: str, parameter: Tensor) -> Tensor:
         """Return what a parameter's state holds; what is missing is there too, so that every state looks alike."""
         if kind == "number":
-            return torch.tensor(-1.0 if value is None else value, dtype=torch.float64)
+            return torch.tensor(-1.0 if value is None else value, dtype=torch.float64, device="cpu")
         return torch.zeros_like(parameter) if value is None else self.parallel.whole(value, parameter)
 
     def __getstate__(self) -> dict[str, Any]:
