@@ -86,17 +86,16 @@ def test_the_perturbation_is_felt_under_autocast():
     assert not torch.equal(p.weights[0], q.weights[0])
 
 
-@every_method
-def test_a_bf16_run_stays_near_the_float32_one(name):
+@pytest.mark.parametrize("name", ["sam", "asam", "looksam", "esam-swp"])  # where rises are close, SDS keeps others
+def test_a_gradient_in_bf16_is_the_float32_one_to_its_eight_bits(name):
     p, exact = start(name)
     q, low = start(name)
-    for _ in range(3):
-        exact.step(p.closure)
-        with bf16():
-            low.step(q.closure)
-    # a second gradient of SDS may be that of another sample where rises are close, so only the size is compared
-    for a, b in zip(p.weights, q.weights, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0.05)
+    exact.step(p.closure)
+    with bf16():
+        low.step(q.closure)
+    one, other = (torch.cat([w.grad.flatten() for w in r.model.parameters()]) for r in (p, q))
+    # 2^-9 a rounding, some six of them one after another in each of two passes
+    assert float((one - other).norm() / one.norm()) < 12 * 2**-8
 
 
 # GradScaler -----------------------------------------------------------------------------------------------------------
@@ -106,13 +105,12 @@ def cpu_scaler(scale=1024.0, **settings):
     return torch.amp.GradScaler("cpu", init_scale=scale, **settings)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("how", ["whole", "micro-batches", "groups of m"])
 @every_method
-def test_a_scale_of_a_power_of_two_cancels_bit_for_bit(name, how, dtype):
+def test_a_scale_of_a_power_of_two_cancels_bit_for_bit(name, how):
     settings = {"m": 5} if how == "groups of m" else {}
-    p, plain = start(name, dtype, **settings)
-    q, scaled = start(name, dtype, **settings)
+    p, plain = start(name, **settings)
+    q, scaled = start(name, **settings)
     scaler = cpu_scaler(2.0**14)
     for _ in range(7):
         a = plain.step(split_in_two(p, p.closure) if how == "micro-batches" else p.closure)
@@ -143,9 +141,10 @@ BASES = {
 }
 
 
-@pytest.mark.parametrize("base", BASES)
 @pytest.mark.parametrize("at", ["first", "second"])
-@every_method
+@pytest.mark.parametrize(
+    ("name", "base"), [*((name, "sgd") for name in EVERY_METHOD), ("sam", "adam"), ("sam", "fused adam")]
+)
 def test_an_overflow_in_either_pass_skips_the_step_and_halves_the_scale(name, at, base):
     p, optimizer = start(name, base=BASES[base])
     scaler = cpu_scaler()
@@ -207,13 +206,12 @@ def test_an_overflow_is_reported_though_the_gradients_share_their_memory():
     assert torch.equal(before, optimizer.param_groups[0]["params"][0])
 
 
-@pytest.mark.parametrize("infinite", [False, True], ids=["finite", "infinite first gradient"])
 @every_method
-def test_a_disabled_scaler_is_none_at_all(name, infinite):
+def test_a_disabled_scaler_is_none_at_all(name):
     p, without = start(name)
     q, disabled = start(name)
     for step in range(3):
-        broken = infinite and step == 1
+        broken = step == 1
         without.step(overflowing(p, "first") if broken else p.closure)
         disabled.step(
             overflowing(q, "first") if broken else q.closure, scaler=torch.amp.GradScaler("cpu", enabled=False)

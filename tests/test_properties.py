@@ -510,19 +510,30 @@ def closure_of(model, x=X):
 
 def test_a_group_added_to_the_base_itself_is_perturbed_like_the_others():
     model, groups = two_groups()
-    optimizer = SAM(torch.optim.SGD(groups[:1], lr=0.1), model)
+    optimizer = SAM(torch.optim.SGD(groups[:1], lr=0.1), model, rho=0.5)
     optimizer.base.add_param_group(groups[1])
-    before = model[2].weight.detach().clone()
-    optimizer.step(closure_of(model))
-    assert not torch.equal(before, model[2].weight)
+    theta, seen = [p.detach().clone() for p in model.parameters()], []
+
+    def closure(keep):
+        seen.append([p.detach() - t for p, t in zip(model.parameters(), theta, strict=True)])
+        return closure_of(model)(keep)
+
+    optimizer.step(closure)
+    assert all(moved.any() for moved in seen[1])
+    assert float(torch.cat([moved.flatten() for moved in seen[1]]).norm()) == pytest.approx(0.5, rel=1e-5)
 
 
 def test_the_base_may_load_a_checkpoint_that_knows_nothing_of_sharpness():
-    model, groups = two_groups()
-    plain = torch.optim.SGD(copy.copy(groups), lr=0.1).state_dict()
-    optimizer = SAM(torch.optim.SGD(groups, lr=0.1), model)
-    optimizer.base.load_state_dict(plain)
-    assert optimizer.step(closure_of(model)).isfinite()
+    ends = []
+    for loads in (False, True):
+        model, groups = two_groups()
+        plain = torch.optim.SGD(copy.copy(groups), lr=0.1).state_dict()
+        optimizer = SAM(torch.optim.SGD(groups, lr=0.1), model, rho=0.5)
+        if loads:
+            optimizer.base.load_state_dict(plain)
+        optimizer.step(closure_of(model))
+        ends.append(bits(list(model.parameters())))
+    assert ends[0] == ends[1]
 
 
 def test_a_plain_checkpoint_leaves_the_groups_own_radii_as_the_user_set_them():

@@ -1,0 +1,73 @@
+"""Adding a method is one file and one row of the registry: the rest of the package finds it there."""
+
+import dataclasses
+
+import pytest
+import torch
+from conftest import problem
+from torch import nn
+from toy_method import StretchedSAM
+
+from esam import METHODS, SAM
+from esam.bench.contenders import contender
+from esam.cli import main
+from esam.cli.parsing import settings_by_method
+from esam.compare.plan import Comparison, plan
+from esam.optim import Method
+from esam.report.colours import assign_colours
+from esam.train.config import Config
+
+
+@pytest.fixture(autouse=True)
+def row(monkeypatch):
+    row = Method("Stretched SAM", StretchedSAM, "#123456", lambda settings: 6 + settings["stretch"] / 100)
+    monkeypatch.setitem(METHODS, "toy", row)
+    return row
+
+
+def test_it_is_built_by_its_row_and_takes_its_step():
+    p, q = problem(), problem()
+    METHODS["toy"](torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.1, stretch=3.0).step(p.closure)
+    SAM(torch.optim.SGD(q.model.parameters(), lr=0.1), q.model, rho=0.3).step(q.closure)
+    for a, b in zip(p.weights, q.weights, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-14)
+
+
+def test_the_command_line_lists_it_with_its_cost_and_offers_its_own_setting(capsys):
+    assert main(["methods"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("toy "))
+    assert " ".join(line.split()) == "toy Stretched SAM 6.02 units rho=0.05, stretch=2.0, perturbation=rank"
+    for command in (["train"], ["compare"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, "--help"])
+        assert ended.value.code == 0
+        help_text = " ".join(capsys.readouterr().out.split())
+        assert "--stretch" in help_text, command
+        assert "Of toy; if not given" in help_text, command
+    assert settings_by_method(("toy.stretch=0.5",)) == {"toy": {"stretch": 0.5}}
+
+
+def test_the_bench_times_it():
+    found = contender("toy")
+    assert found.units == 6.02
+    model = nn.Linear(4, 3)
+    before = model.weight.detach().clone()
+    found.build(model, torch.randn(6, 4), torch.randint(0, 3, (6,)))()
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_comparison_plans_it_with_its_own_setting_in_its_identity(tmp_path):
+    config = Config(settings={"stretch": 0.5, "gamma": 0.3})  # gamma is another method's
+    (run,) = plan(Comparison(config, methods=("toy",), seeds=(0,)), tmp_path)
+    assert (run.config.method, run.config.settings) == ("toy", {"stretch": 0.5})
+    default, same, other = (
+        dataclasses.replace(run.config, settings=own).id() for own in ({}, {"stretch": 2.0}, {"stretch": 0.5})
+    )
+    assert default == same != other
+
+
+def test_the_report_draws_it_in_its_rows_colour(row):
+    assert assign_colours({"Stretched SAM": "toy", "SAM": "sam"}) == {
+        "Stretched SAM": row.colour,
+        "SAM": METHODS["sam"].colour,
+    }
