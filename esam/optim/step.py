@@ -136,7 +136,7 @@ class SharpnessAware(Wrapper):
                 first = None
             with torch.no_grad():
                 self.combine(first, scale)
-            self.parallel.share_buffers(self.model)
+            self.parallel.share_buffers()
             step.ready = True
         return step.mean_loss()
 
@@ -191,7 +191,7 @@ class SharpnessAware(Wrapper):
     @contextmanager
     def _phase(self) -> Iterator[None]:
         """Compute gradients inside this block; an error takes the whole step back."""
-        torch.clear_autocast_cache()
+        self.parallel.moved()  # for all we know
         try:
             with torch.enable_grad():
                 yield
@@ -203,6 +203,7 @@ class SharpnessAware(Wrapper):
                 step.buffers.put_back()
                 self.generator.set_state(step.generator)
                 self.load_memory(step.memory)
+            self.parallel.broken_off()
             raise
 
     def _begin(self) -> Step:
@@ -371,8 +372,10 @@ class SharpnessAware(Wrapper):
         chosen, leaves = step.chosen, step.group.leaves
         picks = [i for i, n in enumerate(chosen.index) if n in source]
         # a tensor that took no part in the first pass counts as zero, drawn or not
-        out = tuple(n for n in chosen.left_out if not leaves or id(step.parameters[n]) in leaves)
-        reached = replace(chosen.only(picks), left_out=out)
+        out = {n for n in chosen.left_out if not leaves or id(step.parameters[n]) in leaves}
+        if chosen.left_out and not self.parallel.own_eps:
+            out = self.parallel.union(out, len(step.parameters))
+        reached = replace(chosen.only(picks), left_out=tuple(n for n in chosen.left_out if n in out))
         return reached, self.ascent(reached, [source[n] for n in reached.index])
 
     def _select(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
