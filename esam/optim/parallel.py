@@ -83,10 +83,14 @@ class Alone:
         """Learn that the weights have moved: copies of them, cast or gathered, are those of before."""
         torch.clear_autocast_cache()
         for module in self._shards:
+            for p in module.parameters():
+                if not hasattr(p, "device_mesh"):
+                    p.grad = None  # of a backward that an error broke off: the next would add to it
             module.reshard()
 
     def broken_off(self) -> None:
         """Learn that an error broke off a pass: ``reshard`` leaves what a forward is using, and this does not."""
+        self.moved()
         for model in self._shards[:1]:
             getattr(model, "reset_iter_state", model.state_dict)()  # older torch: a hook of state_dict reshards
 

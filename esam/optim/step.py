@@ -307,13 +307,17 @@ class SharpnessAware(Wrapper):
         with self.parallel.unsynchronised(), nullcontext() if watch is None else watch.watching():
             losses = piece.first_losses()
             inputs: list[Any] = list(wanted.weights)
-            if wanted.left_out and not self.parallel.sharded:
+            if wanted.left_out and self.parallel.sharded:  # the whole backward runs, and tells what it reached
+                inputs += [step.parameters[n] for n in wanted.left_out]
+            elif wanted.left_out:
                 graph = graph_of(losses)
                 group.leaves |= graph.leaves
                 inputs += graph.inputs_to_add(wanted.weights)
             if watch is not None:
                 inputs.append(watch.take_output(len(losses)))
             found = self.parallel.gradients(_scaled(losses.mean(), scaler), inputs)
+        if self.parallel.sharded:
+            group.leaves |= {id(tensor) for tensor, g in zip(inputs, found, strict=True) if g is not None}
         if watch is not None:
             watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
         pairs = zip(wanted.index, found, strict=False)
