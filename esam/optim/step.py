@@ -135,7 +135,7 @@ class SharpnessAware(Wrapper):
             with torch.no_grad():
                 self.combine(first, 1.0 if scaler is None else scaler.get_scale())
             self.parallel.share_buffers()
-        step.ready = True
+            step.ready = True
         return step.mean_loss()
 
     @final
@@ -202,7 +202,7 @@ class SharpnessAware(Wrapper):
     @contextmanager
     def _phase(self) -> Iterator[None]:
         """Compute gradients inside this block; an error takes the whole step back."""
-        torch.clear_autocast_cache()
+        self.parallel.moved()  # for all we know
         with self._undone_on_error(), torch.enable_grad():
             yield
 
@@ -218,6 +218,7 @@ class SharpnessAware(Wrapper):
                 step.buffers.put_back()
                 self.generator.set_state(step.generator)
                 self.load_memory(step.memory)
+            self.parallel.broken_off()
             raise
 
     def _begin(self) -> Step:
@@ -324,13 +325,17 @@ class SharpnessAware(Wrapper):
         with self.parallel.unsynchronised(), nullcontext() if watch is None else watch.watching():
             losses = piece.first_losses()
             inputs: list[Any] = list(wanted.weights)
-            if wanted.left_out and not self.parallel.sharded:
+            if wanted.left_out and self.parallel.sharded:  # the whole backward runs, and tells what it reached
+                inputs += [step.parameters[n] for n in wanted.left_out]
+            elif wanted.left_out:
                 graph = graph_of(losses)
                 group.leaves |= graph.leaves
                 inputs += graph.inputs_to_add(wanted.weights)
             if watch is not None:
                 inputs.append(watch.take_output(len(losses)))
             found = self.parallel.gradients(_scaled(mean_of(losses), scaler), inputs)
+        if self.parallel.sharded:
+            group.leaves |= {id(tensor) for tensor, g in zip(inputs, found, strict=True) if g is not None}
         if watch is not None:
             watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
         pairs = zip(wanted.index, found, strict=False)
@@ -385,8 +390,10 @@ class SharpnessAware(Wrapper):
         drawn, leaves = step.drawn, step.group.leaves
         reached = drawn.only([i for i, n in enumerate(drawn.index) if n in source])
         # a tensor that took no part in the first pass counts as zero, drawn or not
-        out = tuple(n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves)
-        reached = replace(reached, left_out=out)
+        out = {n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves}
+        if drawn.left_out and not self.parallel.own_eps:
+            out = self.parallel.union(out, len(step.parameters))
+        reached = replace(reached, left_out=tuple(n for n in drawn.left_out if n in out))
         return reached, self.ascent(reached, [source[n] for n in reached.index])
 
     def _selected(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
