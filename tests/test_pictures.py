@@ -86,7 +86,7 @@ def test_a_second_load_reads_the_cache_and_a_changed_picture_does_not(tmp_path, 
     folder = class_folders(tmp_path / "set", {"cat": 10})
     first = load_data(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("esam.train.data.folder.ClassFolders.catalogue", lambda self: pytest.fail("decoded again"))
+        patch.setattr("esam.train.data.sources.ClassFolders.catalogue", lambda self: pytest.fail("decoded again"))
         again = load_data(folder)
     assert torch.equal(again.train.images, first.train.images)
     assert again.train.images.is_contiguous(memory_format=torch.channels_last)
