@@ -239,7 +239,7 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "mpl"}, "there is no model 'mpl'; did you mean mlp"),
+        ({"model": "mpl"}, "there is no model 'mpl'. Did you mean 'mlp'"),
         ({"method": "esma"}, "unknown method 'esma'. Did you mean 'esam'"),
         ({"method": "ssam"}, "unknown method 'ssam'. Did you mean 'sam'"),
         ({"data": "digts"}, "'digts': .* Did you mean 'digits'"),
