@@ -5,14 +5,22 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: demo test lint browser clean
+.PHONY: demo test test-fast lint browser docs clean
 
 # The main job on the embedded data: five methods, three seeds, a table and a report.
 demo: $(READY)
 	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
 
 test: $(READY) lint browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What to run before a commit: all but the slowest proofs.
+test-fast: $(READY) lint
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+# The tables of README and docs, from the committed records.
+docs: $(READY)
+	$(BIN)/python docs/tables.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -1,9 +1,9 @@
-"""What do the methods give on real images? CIFAR-10, clean and with 20 % wrong labels, where SGD fits it.
+"""What do the methods and their control give on real images? CIFAR-10, clean and with 20 % wrong labels, and CIFAR-100.
 
-    ESAM_DATA=<folder with cifar10/> python benchmarks/cifar.py [--jobs 2] [--out results/cifar10]
+    ESAM_DATA=<folder with cifar10/ and cifar100/> python benchmarks/cifar.py [--jobs 2] [--out results]
 
-The recipes cifar10-small and cifar10-small-noisy, three seeds each, and before them the search for rho: the best of
-three by the accuracy on held-out training images after 20 epochs. Interrupted, it goes on where it was.
+The recipes cifar10-small, cifar10-small-noisy and cifar100-small, three seeds each, and before the first two the search
+for rho: the best of three by the accuracy on held-out training images after 20 epochs. Interrupted, it resumes.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from rich.console import Console
 
 from esam.compare import Launcher, plan
 from esam.compare.live import show_results
-from esam.recipes.cifar import METHODS, cifar10_small, cifar10_small_noisy, search
+from esam.recipes.cifar import SEARCHED, cifar10_small, cifar10_small_noisy, cifar100_small, search
 
 
 def best_rho(final, folder, jobs):
@@ -21,20 +21,22 @@ def best_rho(final, folder, jobs):
     runs = [run for comparison in search(final) for run in plan(comparison, folder)]
     Launcher(runs, jobs=jobs)()
     best = {}
-    for method in METHODS[1:]:
-        scores = {r.config.rho: r.record().end["test_accuracy"]["last"] for r in runs if r.config.method == method}
+    for method in SEARCHED:
+        mine = [r for r in runs if r.config.method == method]
+        scores = {r.config.settings["rho"]: r.record().end["test_accuracy"]["last"] for r in mine}
         best[method] = max(scores, key=scores.get)
         print(f"label noise {final.config.label_noise}: {method} {scores} -> {best[method]}", flush=True)
     return best
 
 
 def main(out, jobs):
-    runs = []
+    runs = plan(cifar100_small(), out / "cifar100" / "runs")
     for final in (cifar10_small(), cifar10_small_noisy()):
-        found, used = best_rho(final, out / "search", jobs), {m: s["rho"] for m, s in final.settings.items()}
+        found = best_rho(final, out / "cifar10" / "search", jobs)
+        used = {method: final.settings[method]["rho"] for method in SEARCHED}
         if found != used:
             raise SystemExit(f"the recipe's rho {used} is not what the search found: {found}")
-        runs += plan(final, out / "runs")
+        runs += plan(final, out / "cifar10" / "runs")
     runs.sort(key=lambda run: run.config.seed)  # whole comparisons first
     Launcher(runs, jobs=jobs)()
     show_results(runs, Console(width=200))
@@ -42,7 +44,7 @@ def main(out, jobs):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results/cifar10"))
+    parser.add_argument("--out", type=Path, default=Path("results"))
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     main(arguments.out, arguments.jobs)

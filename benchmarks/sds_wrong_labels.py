@@ -23,8 +23,7 @@ EPOCHS = (1, 10, 20, 30, 40)
 
 def shares(seed):
     """Return, for each epoch, the share of wrong labels among the samples that took the second pass."""
-    paper = {"method": "esam", "ranking": "exact", "choose": "independent"}
-    config = dataclasses.replace(demo().config, seed=seed, **paper)
+    config = dataclasses.replace(demo().config, seed=seed, method="esam")
     device = torch.device("cpu")
     data = load_data(config.data, label_noise=config.label_noise)
     model = prepared_model(config, data, device)

@@ -47,9 +47,9 @@ def steppers(depth, width, batch):
 
     add("sam", SAM)
     for beta in BETAS:
-        add(("independent", beta), lambda base, m, b=beta: ESAM(base, m, beta=b, gamma=1, choose="independent", seed=0))
-        suffix = add(("suffix", beta), lambda base, m, b=beta: ESAM(base, m, beta=b, gamma=1, choose="suffix", seed=0))
-        suffix.choice = EvenSuffix()
+        add(("independent", beta), lambda base, m, b=beta: ESAM(base, m, beta=b, gamma=1, mask="independent", seed=0))
+        suffix = add(("suffix", beta), lambda base, m, b=beta: ESAM(base, m, beta=b, gamma=1, mask="suffix", seed=0))
+        suffix.draw_mask = EvenSuffix()
     return steps
 
 

@@ -27,7 +27,7 @@ WARM_UP = 2
 CONFIG = Config(
     data="uoft-cs/cifar10",
     model="resnet8",
-    method="sgd",
+    method="base",
     epochs=EPOCHS + WARM_UP,
     batch_size=128,
     augment="basic",
@@ -64,7 +64,7 @@ def measure():
 
     optimizer.step = timed
     with tempfile.TemporaryDirectory() as folder:
-        first = {"name": "SGD", "method": "sgd", "seed": 0, "config": CONFIG.as_json()}
+        first = {"name": "SGD", "method": "base", "seed": 0, "config": CONFIG.as_json()}
         writer = RecordWriter.create(Path(folder) / RECORD_NAME, first)
         checkpoint = TimedCheckpoint(folder)
         checkpoint.ends = [time.process_time()]

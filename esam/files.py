@@ -10,11 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_atomically(path: Path, data: bytes) -> None:
-    """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it."""
+def write_atomically(path: Path, data: bytes | memoryview, *, previous: Path | None = None) -> None:
+    """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it.
+
+    The old file takes the name `previous`, if that is given; between the two moves there is no file at `path`.
+    """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         write_through(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, data)
+        if previous is not None and path.exists():
+            os.replace(path, previous)
         os.replace(temporary, path)
     except OSError as error:
         raise explained(error, path) from error
@@ -22,7 +27,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def write_through(path: Path, flags: int, data: bytes) -> None:
+def remove_unfinished(path: Path) -> None:
+    """Delete what killed writers of `path` left behind; only for a process that writes there alone."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        left.unlink()
+
+
+def write_through(path: Path, flags: int, data: bytes | memoryview) -> None:
     """Write all of `data` and wait until the disk has it."""
     descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0), 0o666)
     try:
@@ -40,7 +51,7 @@ def explained(error: OSError, path: Path) -> OSError:
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
+def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes that ask the same out of a folder; the lock ends with the process, however that ends."""
     from filelock import FileLock, Timeout
 

@@ -1,13 +1,14 @@
 """Does `esam analyze` tell of a real run what the functions tell, and leave the run as it was?"""
 
 import json
+import shutil
 
 import pytest
 import torch
 
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
-from esam.analyze import figures, load_run, random_landscape
 from esam.cli import main
+from esam.train.trained import figures, load_run, random_landscape
 
 SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
 
@@ -19,9 +20,13 @@ def run(tmp_path_factory):
         patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("COLUMNS", "300")
         folder = tmp_path_factory.mktemp("runs") / "tiny"
-        words = "train --data digits --model cnn --method sam --train-size 100 --batch-size 50 --epochs 2 --threads 1"
+        words = "train --data digits --model mlp --method sam --train-size 100 --batch-size 50 --epochs 2 --threads 1"
         assert main([*words.split(), "--out", str(folder)]) == 0
         yield folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -57,7 +62,7 @@ def test_over_all_images_the_loss_and_the_sharpness_are_those_of_the_record(run)
 
 
 def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
-    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    before = contents(run)
     out, pictures = tmp_path / "deep" / "figures.json", tmp_path / "pictures"
     words = ["--eigenvalues", 2, "--vectors", 2, "--landscape", 3, "--groups", 2, "--out", out, "--pictures", pictures]
     code, told, _ = esam("analyze", run, *SMALL, *words)
@@ -72,7 +77,16 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     assert groups[0][4] == pytest.approx(result["loss"], rel=1e-5) == groups[1][4]  # the middle is theta
     kinds = {f"{name}.{ending}" for name in ("contour", "surface") for ending in ("svg", "png")}
     assert {path.name for path in pictures.iterdir()} == {*kinds, "landscape.json"}
-    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    assert contents(run) == before
+
+
+def test_a_damaged_run_is_analysed_by_the_checkpoint_before_and_left_as_it_was(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "checkpoint.pt").write_bytes(b"damaged")
+    before = contents(folder)
+    with pytest.warns(UserWarning, match="checkpoint.pt cannot be read"):
+        assert load_run(folder, images=20).epoch == 1
+    assert contents(folder) == before
 
 
 def test_selection_and_linearity_are_those_of_sams_perturbation(run):
@@ -90,7 +104,7 @@ def test_selection_and_linearity_are_those_of_sams_perturbation(run):
 
 def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam, tmp_path):
     out, pictures = tmp_path / "figures.json", tmp_path / "pictures"
-    words = ["--eigenvalues", 0, "--line", 5, "--density", 6, "--out", out, "--pictures", pictures]
+    words = ["--eigenvalues", 0, "--line", 5, "--density", 6, "--vmap", 2, "--out", out, "--pictures", pictures]
     code, told, _ = esam("analyze", run, *SMALL, *words)
     assert code == 0 and "line, lowest and highest loss" in told and "B_rand, 30 images" in told
     result = json.loads(out.read_text())
@@ -109,11 +123,14 @@ def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):
 
 
 def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
-    trained = load_run(run, images=20)
+    trained = load_run(run, images=20, batch_size=8)
+    assert [len(y) for _, y in trained.objective.batches] == [8, 8, 4]
     calls = []
-    one = random_landscape(trained, points=3, path=tmp_path / "l.json")
-    other = random_landscape(trained, points=3, path=tmp_path / "l.json", progress=lambda *p: calls.append(p))
-    assert torch.equal(one.losses, other.losses) and calls == []
+    asked = {"points": 3, "path": tmp_path / "l.json", "vmap": 4, "progress": lambda *p: calls.append(p)}
+    one = random_landscape(trained, **asked)
+    assert calls == [(4, 9), (8, 9), (9, 9)]  # four at once
+    other = random_landscape(trained, **asked)
+    assert torch.equal(one.losses, other.losses) and len(calls) == 3
 
 
 @pytest.mark.parametrize(
@@ -124,6 +141,8 @@ def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
         (["{run}/record.jsonl"], "is no checkpoint of esam train, or is damaged"),
         (["{run}", "--pictures", "x"], "say how fine: --landscape 31, --line 51 or --density 60"),
         (["{run}", "--images", "0"], "images must be 1 or more, got 0"),
+        (["{run}", "--batch-size", "0"], "batch_size must be 1 or more, got 0"),
+        (["{run}", "--vmap", "0"], "vmap must be 1 or more, got 0"),
         (["{run}", "--rho", "0", *SMALL], "rho must be > 0, got 0"),
         (["{run}", "--eigenvalues", "0", "--landscape", "1", *SMALL], "an axis needs 2 points or more"),
         (["{run}", "--eigenvalues", "0", "--landscape", "3", "--groups", "0", *SMALL], "groups must be 1 or more"),

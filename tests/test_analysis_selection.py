@@ -98,14 +98,14 @@ def test_a_selection_is_that_of_a_plain_loop(gamma):
     assert torch.allclose(found.losses, losses, rtol=1e-12)
     assert torch.allclose(found.perturbed_losses, perturbed, rtol=1e-10)
     for name, rows in (("plus", plus), ("minus", minus), ("all", list(range(12)))):
-        figures = found.figures(name)
-        assert figures.count == len(rows)
-        assert figures.loss == pytest.approx(losses[rows].mean().item(), rel=1e-12)
-        assert figures.perturbed_loss == pytest.approx(perturbed[rows].mean().item(), rel=1e-10)
-        assert figures.rise == pytest.approx((perturbed[rows] - losses[rows]).mean().item(), rel=1e-8)
+        one = found.sample_set(name)
+        assert one.count == len(rows)
+        assert one.loss == pytest.approx(losses[rows].mean().item(), rel=1e-12)
+        assert one.perturbed_loss == pytest.approx(perturbed[rows].mean().item(), rel=1e-10)
+        assert one.rise == pytest.approx((perturbed[rows] - losses[rows]).mean().item(), rel=1e-8)
     assert {name: cosines[name] for name in plain_cosines} == pytest.approx(plain_cosines, rel=1e-8)
-    assert found.figures("minus").rise <= found.figures("all").rise <= found.figures("plus").rise
-    assert found.as_json()["plus"]["rise"] == found.figures("plus").rise
+    assert found.sample_set("minus").rise <= found.sample_set("all").rise <= found.sample_set("plus").rise
+    assert found.as_json()["plus"]["rise"] == found.sample_set("plus").rise
 
 
 def test_the_random_set_is_as_large_as_b_plus_and_decided_by_the_seed():
@@ -121,8 +121,8 @@ def test_losses_along_eps_begin_at_theta_and_pass_theta_plus_eps():
     found = select(objective, theta, gamma=0.5, rho=0.3)
     curves = losses_along(objective, theta, found, ts=[0, 1, 2])
     for name, curve in curves.items():
-        figures = found.figures(name)
-        assert curve[:2] == pytest.approx([figures.loss, figures.perturbed_loss], rel=1e-12)
+        one = found.sample_set(name)
+        assert curve[:2] == pytest.approx([one.loss, one.perturbed_loss], rel=1e-12)
     beyond = {n: p + 2 * found.eps[n] for n, p in theta.items()}
     assert curves["all"][2] == pytest.approx(objective(beyond).item(), rel=1e-12)
 
@@ -131,7 +131,7 @@ def test_a_given_eps_is_used_as_it_is():
     _, _, _, objective = problem()
     theta = objective.parameters
     downhill = {n: -e for n, e in sam_eps(value_and_gradient(objective, theta)[1], 0.1).items()}
-    assert select(objective, theta, eps=downhill).figures("all").rise < 0
+    assert select(objective, theta, eps=downhill).sample_set("all").rise < 0
 
 
 @pytest.mark.parametrize("gamma", [0, 1.5, 1, 0.99])
@@ -144,7 +144,7 @@ def test_a_share_that_leaves_nothing_is_refused(gamma):
 def test_an_unknown_set_is_refused():
     _, _, _, objective = problem()
     with pytest.raises(ValueError, match="one of all, plus, minus, random, got 'most'"):
-        select(objective, objective.parameters).figures("most")
+        select(objective, objective.parameters).sample_set("most")
 
 
 # What SWP saves ------------------------------------------------------------------------------------------------------

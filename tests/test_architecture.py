@@ -11,13 +11,13 @@ ROOT = Path(__file__).parent.parent / "esam"
 # who may import whom, within the package; optim imports nothing but torch
 ALLOWED = {
     "optim": set(),
-    "analysis": {"optim", "files", "palette"},
-    "train": {"optim", "files"},
-    "report": {"train", "analysis", "files", "palette"},
-    "bench": {"optim", "train"},
-    "compare": {"optim", "train", "measures", "report", "files"},
-    "reproduce": {"optim", "train", "analysis", "compare", "measures", "analyze", "report", "files"},
-    "recipes": {"optim", "train", "analysis", "compare", "analyze", "bench", "reproduce", "report", "files", "palette"},
+    "analysis": {"optim", "files"},
+    "train": {"optim", "analysis", "files"},
+    "report": {"optim", "train", "files"},
+    "bench": {"optim", "train", "report"},
+    "compare": {"optim", "train", "report", "files"},
+    "reproduce": {"optim", "train", "analysis", "compare", "report", "files"},
+    "recipes": {"optim", "train", "analysis", "compare", "bench", "reproduce", "report", "files"},
     "integrations": {"optim"},
 }
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from esam.bench.config import Bench
-from esam.bench.contenders import CONTENDERS, EvenSuffix, contender
+from esam.bench.contenders import FORMS, EvenSuffix, contender
 from esam.bench.memory import peak_memory
-from esam.bench.steps import bench_steps, steps_table
+from esam.bench.steps import bench_steps, steps_sheet
 from esam.cli import main
+from esam.optim import METHODS
 
 TINY = Bench(model="mlp", batch_size=8, size=8, rounds=3)
 
@@ -21,43 +22,34 @@ def one_thread():
 
 
 def test_passes_are_counted_by_hooks_in_batches():
-    names = ("sgd", "sam", "esam", "esam-paper", "esam-one-forward", "esam-swp")
-    result = bench_steps(TINY, {name: contender(name) for name in names})
-    counted = {name: (row["forwards"], row["backwards"]) for name, row in result["contenders"].items()}
-    assert counted == {
-        "sgd": (1, 1),
-        "sam": (2, 2),
-        "esam": (1.5, 1.5),
-        "esam-paper": (2.5, 1.5),
-        "esam-one-forward": (2, 1.5),
-        "esam-swp": (2, 2),
-    }
+    passes = {"base": (1, 1), "base-part": (0.5, 0.5), "sam": (2, 2), "esam": (2.5, 1.5)}
+    passes |= {"esam-random": (1.5, 1.5), "esam-swp": (2, 2)}
+    result = bench_steps(TINY, {name: contender(name) for name in passes})
+    assert {name: (row["forwards"], row["backwards"]) for name, row in result["contenders"].items()} == passes
 
 
 def test_the_counted_cost_is_the_sum_of_the_parts():
     beta, gamma = 0.6, 0.5
-    units = {name: one.units for name, one in CONTENDERS.items()}
-    assert units["esam"] == pytest.approx(1 + 2 * beta + 3 * gamma)
-    assert units["esam-paper"] == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
-    assert units["esam-exact"] == pytest.approx(1 + 2 * beta + 1 + 3 * gamma)
-    assert units["esam-independent"] == units["esam-gradient"] == pytest.approx(1 + (1 + beta) + 3 * gamma)
-    assert units["esam-swp"] == pytest.approx(1 + 2 * beta + 3)
-    assert units["esam-swp-independent"] == pytest.approx(1 + (1 + beta) + 3)
-    assert units["esam-one-forward"] == pytest.approx(1 + 2 * beta + 1 + 2 * gamma)
+    units = {name: contender(name).units for name in (*METHODS, *FORMS)}
+    assert units["base"] == 3 and units["base-part"] == 3 * gamma and units["sam"] == 6
+    assert units["esam"] == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
+    assert units["esam-random"] == units["esam-aligned"] == pytest.approx(1 + 2 * beta + 3 * gamma)
+    assert units["esam-swp"] == pytest.approx(1 + (1 + beta) + 3)
+    assert units["esam-swp-suffix"] == pytest.approx(1 + 2 * beta + 3)
     assert units["esam-sds"] == pytest.approx(3 + 1 + 3 * gamma)
     assert units["looksam"] == pytest.approx((6 + 4 * 3) / 5)
 
 
-def test_every_contender_steps_and_is_compared_with_sgd_and_sam():
-    names = [name for name in CONTENDERS if name != "pytorch_optimizer"]
+def test_every_contender_steps_and_is_compared_with_the_base_and_sam():
+    names = [*METHODS, *FORMS]
     result = bench_steps(TINY, {name: contender(name) for name in names})
     for name in names:
         row = result["contenders"][name]
         assert row["seconds"]["n"] == 3
         assert row["seconds"]["interval"][0] <= row["seconds"]["median"] <= row["seconds"]["interval"][1]
-        assert {"time / sgd", "time / sam"} <= row.keys()
+        assert {"time / base", "time / sam"} <= row.keys()
     assert result["contenders"]["sam"]["time / sam"]["median"] == 1
-    assert steps_table(result).row_count == len(names)
+    assert [row[0] for row in steps_sheet(result).rows] == names
 
 
 def test_memory_is_measured_in_a_process_of_its_own():
@@ -68,13 +60,13 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
     out = tmp_path / "bench.json"
     command = "bench step --model mlp --batch-size 8 --size 8 --rounds 2 --contenders sgd sam --no-memory --out"
     assert main([*command.split(), str(out)]) == 0
-    assert "time / sgd" in capsys.readouterr().out
-    assert list(json.loads(out.read_text())["contenders"]) == ["sgd", "sam"]
+    assert "time / base" in capsys.readouterr().out
+    assert list(json.loads(out.read_text())["contenders"]) == ["base", "sam"]
 
 
 def test_an_unknown_contender_is_answered_with_the_nearest(capsys):
-    assert main(["bench", "step", "--contenders", "esam-papr"]) == 1
-    assert "Did you mean 'esam-paper'?" in capsys.readouterr().err
+    assert main(["bench", "step", "--contenders", "esam-aligend"]) == 1
+    assert "Did you mean 'esam-aligned'?" in capsys.readouterr().err
     assert main(["bench", "epoch"]) == 1
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from esam import METHODS
 from esam.train import Checkpoint, cosine, fit
 
-EPOCHS = 4
+EPOCHS = 3
 TIMES = {"seconds", "train_seconds"}
 
 
@@ -25,8 +25,8 @@ class Interrupted(Exception):
 
 def samples(dtype):
     generator = torch.Generator().manual_seed(1)
-    x = torch.randn(40, 6, generator=generator, dtype=dtype)
-    return TensorDataset(x, torch.randint(0, 3, (40,), generator=generator))
+    x = torch.randn(24, 6, generator=generator, dtype=dtype)
+    return TensorDataset(x, torch.randint(0, 3, (24,), generator=generator))
 
 
 class Run:
@@ -43,7 +43,7 @@ class Run:
         schedulers = {
             "cosine": lambda: cosine,
             "torch": lambda: CosineAnnealingLR(self.optimizer, EPOCHS),
-            "milestones": lambda: MultiStepLR(self.optimizer, [1, 3], gamma=0.5),
+            "milestones": lambda: MultiStepLR(self.optimizer, [1, 2], gamma=0.5),
             "one cycle": lambda: OneCycleLR(self.optimizer, 0.2, total_steps=EPOCHS + 1),
         }
         self.schedule = schedulers[schedule]()
@@ -128,42 +128,33 @@ def assert_resumes(folder, interruptions, **settings):
 
 # Interrupted ---------------------------------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("epoch", range(1, EPOCHS + 1))
-@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
-def test_a_run_interrupted_after_any_epoch_ends_bit_for_bit_as_if_left_alone(tmp_path, method, epoch):
-    assert_resumes(tmp_path, [{"stop_after": epoch}], method=method)
+# before anything is saved: in the first pass, in the second, after an epoch; then in and after every later epoch
+STOPS = [{"fail_in": 1}, {"fail_in": 2}, {"stop_after": 1}, {"stop_after": 2}, {"fail_in": 3}, {"stop_after": 3}]
 
 
-@pytest.mark.parametrize("call", [1, 2, 13, 26])
-@pytest.mark.parametrize("method", ["sam", "esam", "looksam"])
-def test_a_run_whose_loss_raises_in_any_pass_ends_bit_for_bit_as_if_left_alone(tmp_path, method, call):
-    assert_resumes(tmp_path, [{"fail_in": call}], method=method)
-
-
-@pytest.mark.parametrize("method", ["sgd", "asam", "esam-swp", "esam-sds", "looksam"])
+@pytest.mark.parametrize("method", ["sgd", "sam", "asam", "esam", "esam-swp", "esam-sds", "looksam"])
 def test_a_run_interrupted_again_and_again_ends_bit_for_bit_as_if_left_alone(tmp_path, method):
-    stops = [{"stop_after": 1}, {"fail_in": 7}, {"stop_after": 2}, {"stop_after": 3}, {"fail_in": 4}]
-    assert_resumes(tmp_path, stops, method=method)
+    assert_resumes(tmp_path, STOPS, method=method)
 
 
-@pytest.mark.parametrize("schedule", ["torch", "milestones", "one cycle"])
-@pytest.mark.parametrize("method", ["sgd", "esam"])
+@pytest.mark.parametrize(
+    ("method", "schedule"), [("sgd", "torch"), ("esam", "torch"), ("esam", "milestones"), ("esam", "one cycle")]
+)
 def test_a_torch_scheduler_goes_on_where_it_was(tmp_path, method, schedule):
-    assert_resumes(tmp_path, [{"stop_after": 2}, {"fail_in": 9}], method=method, schedule=schedule)
+    assert_resumes(tmp_path, [{"stop_after": 2}, {"fail_in": 4}], method=method, schedule=schedule)
 
 
-@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
+@pytest.mark.parametrize("method", ["sgd", "esam"])
 def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path, method):
-    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 4}], method=method, precision="fp16")
+    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 3}], method=method, precision="fp16")
 
 
 @pytest.mark.parametrize("order", ["loader's own", "sampler's own"])
 def test_a_generator_of_the_loaders_own_goes_on_where_it_was(tmp_path, order):
-    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 4}], order=order)
+    assert_resumes(tmp_path, [{"stop_after": 2}], order=order)
 
 
-@pytest.mark.parametrize("method", ["sgd", "sam", "esam", "looksam"])
+@pytest.mark.parametrize("method", ["sgd", "esam", "looksam"])
 def test_the_checkpoint_alone_decides_how_a_run_goes_on(tmp_path, method):
     alone = Run(tmp_path / "alone", method, order="loader's own").go()
     Run(tmp_path / "run", method, order="loader's own").stop(2)
@@ -176,7 +167,7 @@ def test_more_epochs_continue_a_run_that_had_ended(tmp_path):
     Run(tmp_path / "run", schedule="torch").go(epochs=2)
     longer = Run(tmp_path / "run", schedule="torch").go()
     alone = Run(tmp_path / "alone", schedule="torch").go()
-    assert [m["epoch"] for m in longer.metrics] == [3, 4]
+    assert [m["epoch"] for m in longer.metrics] == [3]
     assert same(longer.end(), alone.end())
 
 
@@ -189,8 +180,8 @@ def test_a_run_that_had_ended_trains_no_more(tmp_path):
 # Damaged -------------------------------------------------------------------------------------------------------------
 
 
-def cut(share):
-    return lambda data: data[: int(share * len(data))]
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def flip(data):
@@ -199,8 +190,8 @@ def flip(data):
 
 
 DAMAGES = {
-    "emptied": cut(0),
-    "cut in half": cut(0.5),
+    "emptied": lambda data: b"",
+    "cut in half": lambda data: data[: len(data) // 2],
     "short of one byte": lambda data: data[:-1],
     "zeros at the end": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
     "one bit flipped": flip,
@@ -209,30 +200,40 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_used(tmp_path, damage):
-    alone = Run(tmp_path / "alone", "esam").go()
-    Run(tmp_path / "run", "esam").stop(3)
-    path = Checkpoint(tmp_path / "run").path
-    path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    run = Run(tmp_path / "run", "esam")
+def test_a_damaged_checkpoint_is_reported_and_left_there_and_the_one_before_it_read(tmp_path, damage):
+    checkpoint = Checkpoint(tmp_path)
+    for number in (1, 2):
+        checkpoint.save({"weights": torch.full((1000,), number)})
+    checkpoint.path.write_bytes(DAMAGES[damage](checkpoint.path.read_bytes()))
+    before = contents(tmp_path)
     with pytest.warns(UserWarning, match=r"checkpoint.pt cannot be read .*; going back to the checkpoint before it"):
+        assert same(checkpoint.load(), {"weights": torch.full((1000,), 1)})
+    assert contents(tmp_path) == before
+
+
+def test_a_run_whose_checkpoint_is_damaged_goes_on_from_the_one_before_it(tmp_path):
+    alone = Run(tmp_path / "alone", "esam").go()
+    Run(tmp_path / "run", "esam").stop(2)
+    path = Checkpoint(tmp_path / "run").path
+    path.write_bytes(flip(path.read_bytes()))
+    run = Run(tmp_path / "run", "esam")
+    with pytest.warns(UserWarning, match="cannot be read"):
         run.go()
-    assert [m["epoch"] for m in run.metrics] == [3, 4]
+    assert [m["epoch"] for m in run.metrics] == [2, 3]
     assert same(run.end(), alone.end())
 
 
-def test_a_damaged_checkpoint_never_takes_the_place_of_the_good_one(tmp_path):
+def test_a_damaged_checkpoint_set_aside_never_takes_the_place_of_the_good_one(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     for number in (1, 2):
         checkpoint.save({"number": number})
-    checkpoint.path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="cannot be read"):
-        assert checkpoint.load() == {"number": 1}
+    checkpoint.set_damaged_aside()
+    assert checkpoint.load() == {"number": 2}  # a whole file stays
+    checkpoint.path.write_bytes(b"damaged")
+    checkpoint.set_damaged_aside()
     checkpoint.save({"number": 3})
     assert torch.load(checkpoint.previous, weights_only=True) == {"number": 1}
-    checkpoint.path.write_bytes(b"")
-    with pytest.warns(UserWarning, match="cannot be read"):
-        assert checkpoint.load() == {"number": 1}
+    assert contents(tmp_path)["checkpoint.damaged"] == b"damaged"
 
 
 def test_two_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
@@ -240,14 +241,13 @@ def test_two_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     for path in (checkpoint.path, checkpoint.previous):
         path.write_bytes(b"")
-    for _ in range(2):  # and stays one: nothing starts anew behind the user's back
-        with (
-            pytest.warns(UserWarning, match="cannot be read"),
-            pytest.raises(
-                ValueError, match="no checkpoint in .* can be read; delete the folder to start the run again"
-            ),
-        ):
-            Run(tmp_path).go()
+    before = contents(tmp_path)
+    with (
+        pytest.warns(UserWarning, match="cannot be read"),
+        pytest.raises(ValueError, match="no checkpoint in .* can be read; delete the folder to start the run again"),
+    ):
+        Run(tmp_path).go()
+    assert contents(tmp_path) == before  # and stays an error: nothing starts anew behind the user's back
 
 
 def test_a_checkpoint_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_path):
@@ -285,20 +285,19 @@ def test_the_last_state_and_the_one_before_it_are_kept_and_nothing_else(tmp_path
 
 
 def test_a_full_disk_is_explained_and_keeps_what_was_there(tmp_path, monkeypatch):
-    alone = Run(tmp_path / "alone", "esam").go()
-    Run(tmp_path / "run", "esam").stop(2)
-    before = {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()}
+    checkpoint = Checkpoint(tmp_path)
+    for number in (1, 2):
+        checkpoint.save({"number": number})
+    before = contents(tmp_path)
 
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="the disk is full; the last good checkpoint is kept") as error:
-            Run(tmp_path / "run", "esam").go()
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="the disk is full; the old file is kept. Free some space and resume") as error:
+        checkpoint.save({"number": 3})
     assert error.value.errno == errno.ENOSPC
-    assert {p.name: p.read_bytes() for p in (tmp_path / "run").iterdir()} == before
-    assert same(Run(tmp_path / "run", "esam").go().end(), alone.end())
+    assert contents(tmp_path) == before
 
 
 def test_a_write_that_the_system_cuts_short_keeps_what_was_there(tmp_path):
@@ -333,15 +332,15 @@ def test_a_kill_between_the_renames_loses_one_epoch_at_most(tmp_path, monkeypatc
         with pytest.raises(Interrupted):
             Run(tmp_path / "run", "esam").go()
     again = Run(tmp_path / "run", "esam").go()
-    assert [m["epoch"] for m in again.metrics] == [3, 4]
+    assert [m["epoch"] for m in again.metrics] == [3]
     assert same(again.end(), alone.end())
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
-def test_a_half_written_state_is_never_read(tmp_path):
+def test_a_half_written_state_is_never_read_and_the_next_save_removes_it(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     checkpoint.save({"number": 1})
-    (tmp_path / "checkpoint.new.pt").write_bytes(b"half")  # what a kill while writing leaves behind
+    (tmp_path / ".checkpoint.pt.1234abcd.tmp").write_bytes(b"half")  # what a kill while writing leaves behind
     assert checkpoint.load() == {"number": 1}
     checkpoint.save({"number": 2})
     assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]

@@ -13,10 +13,10 @@ from rich.console import Console
 from esam import METHODS
 from esam.compare import Comparison, Launcher, PlannedRun, launch, plan
 from esam.compare.live import show_results, watch
-from esam.measures import MEASURES
 from esam.train import Config, run
 from esam.train.data import load_data
 from esam.train.runs import batches_of, prepared_model
+from esam.train.trained import MEASURES
 
 TINY = Config(data="digits", model="mlp", train_size=200, batch_size=50, epochs=2, threads=1)
 

@@ -82,5 +82,5 @@ def test_a_run_that_is_killed_a_dozen_times_ends_bit_for_bit_as_one_left_alone(t
     assert all(torch.equal(buffers[n]["momentum_buffer"], others[n]["momentum_buffer"]) for n in others)
     own, other = state["optimizer"]["sharpness_aware"], expected["optimizer"]["sharpness_aware"]
     assert own["memory"] == other["memory"] and torch.equal(own["generator"], other["generator"])
-    assert [p.name for p in folder.glob("*checkpoint.new*")] == []  # nothing half-written is left lying about
+    assert [p.name for p in folder.glob(".checkpoint.pt*")] == []  # nothing half-written is left lying about
     assert json.loads((folder / "config.json").read_text()) == json.loads((alone / "config.json").read_text())

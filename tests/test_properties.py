@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import PAPER
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -412,7 +411,14 @@ def test_esam_is_the_papers_algorithm_whatever_the_network_and_the_shares(net, b
     model, copied = build(net), build(net)
     x, y = batch
     base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    optimizer = ESAM(base, model, rho=rho, beta=beta, gamma=gamma, seed=seed, **PAPER)
+    optimizer = ESAM(
+        base,
+        model,
+        rho=rho,
+        beta=beta,
+        gamma=gamma,
+        seed=seed,
+    )
     weights = list(copied.parameters())
     base = torch.optim.SGD(weights, lr=0.1, momentum=0.9)
     twin = reference.ESAM(rho, beta, gamma, torch.Generator().manual_seed(seed))

@@ -9,8 +9,9 @@ import torch
 
 from esam import METHODS
 from esam.optim import registry
-from esam.report.markdown import markdown_table
-from esam.report.table import summarise
+from esam.report import summarise
+from esam.report.results import results_sheet
+from esam.report.sheets import as_markdown
 from esam.train.record import read_records
 
 ROOT = Path(__file__).parent.parent
@@ -71,8 +72,6 @@ def test_the_readmes_analysis_runs_on_a_users_own_model(tmp_path, capsys):
 
 @pytest.mark.parametrize("folder", ["cifar10/runs", "demo"])
 def test_the_readmes_results_are_those_of_the_committed_records(folder):
-    rows = summarise(read_records(ROOT / "results" / folder))
-    for condition in dict.fromkeys(row.condition for row in rows):
-        here = [row for row in rows if row.condition == condition]
-        assert all(row.n == 3 and row.unfinished == 0 for row in here)
-        assert markdown_table(here, SHOWN) in README, markdown_table(here, SHOWN)
+    for here in summarise(read_records(ROOT / "results" / folder)).values():
+        assert all(row.n == 3 and not row.group.unfinished for row in here)
+        assert as_markdown(results_sheet(here, columns=SHOWN)) in README

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
-from conftest import normalised, problem
+from conftest import EVERY_METHOD, normalised, problem
 from torch import nn
 
 from esam import ASAM, ESAM, METHODS, SAM, LookSAM
-from esam.optim import Plain
+from esam.optim import Base
+from esam.optim.base import BasePart
 
 
 def trained(build, problem_of=normalised, steps=8, base=None, set_weights=None):
@@ -22,7 +23,7 @@ def trained(build, problem_of=normalised, steps=8, base=None, set_weights=None):
 def plain(base, model):
     """The base optimizer, driven by the same closure."""
 
-    class Plain:
+    class Loop:
         def step(self, closure):
             base.zero_grad()
             loss = closure(slice(None)).mean()
@@ -30,7 +31,7 @@ def plain(base, model):
             base.step()
             return loss.detach()
 
-    return Plain()
+    return Loop()
 
 
 def assert_same(a, b):
@@ -41,15 +42,15 @@ def assert_same(a, b):
 
 
 @pytest.mark.parametrize("base", [torch.optim.SGD, torch.optim.AdamW])
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_rho_zero_is_the_base_optimizer_bit_for_bit(name, base):
     make = lambda params: base(params, lr=0.01)  # noqa: E731
     assert_same(trained(lambda b, m: METHODS[name](b, m, rho=0.0), base=make), trained(plain, base=make))
 
 
-def test_plain_is_the_base_optimizer_bit_for_bit_even_where_groups_carry_a_radius():
+def test_the_row_base_is_the_base_optimizer_bit_for_bit_even_where_groups_carry_a_radius():
     make = lambda params: torch.optim.SGD([{"params": list(params), "rho": 0.5}], lr=0.1, momentum=0.9)  # noqa: E731
-    assert_same(trained(Plain, base=make), trained(plain, base=make))
+    assert_same(trained(Base, base=make), trained(plain, base=make))
 
 
 def test_esam_with_beta_and_gamma_one_is_sam_bit_for_bit():
@@ -61,7 +62,7 @@ def test_looksam_with_k_one_is_sam_bit_for_bit():
     assert_same(trained(lambda b, m: LookSAM(b, m, rho=0.1, k=1)), trained(lambda b, m: SAM(b, m, rho=0.1)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", EVERY_METHOD)
 def test_m_of_the_batch_size_or_more_changes_nothing(name):
     whole = trained(lambda b, m: METHODS[name](b, m, rho=0.1, seed=1))
     for size in (12, 50):
@@ -80,6 +81,10 @@ def test_asam_is_sam_where_every_weight_is_one_in_size():
 
 
 def test_the_methods_do_differ_from_one_another():
-    ends = [trained(lambda b, m, n=n: METHODS[n](b, m, rho=0.3, seed=1))[0][0] for n in METHODS]
+    ends = [trained(lambda b, m, n=n: METHODS[n](b, m, rho=0.3, seed=1))[0][0] for n in EVERY_METHOD]
     for i, a in enumerate(ends):
         assert not any(torch.equal(a, b) for b in ends[i + 1 :])
+
+
+def test_the_base_on_all_of_the_batch_is_the_base():
+    assert_same(trained(lambda b, m: BasePart(b, m, gamma=1.0)), trained(plain))

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from conftest import PAPER, problem
+from conftest import problem
 from torch import nn
 
 from esam import ASAM, ESAM, SAM, LookSAM
@@ -16,7 +16,14 @@ STEPS = 50
 
 def esam_pair(beta, gamma):
     return (
-        lambda base, model: ESAM(base, model, rho=0.3, beta=beta, gamma=gamma, seed=5, **PAPER),
+        lambda base, model: ESAM(
+            base,
+            model,
+            rho=0.3,
+            beta=beta,
+            gamma=gamma,
+            seed=5,
+        ),
         reference.ESAM(0.3, beta, gamma, torch.Generator().manual_seed(5)),
     )
 
@@ -89,7 +96,17 @@ def test_asam_on_a_quadratic_is_the_step_worked_out_by_hand():
 
 def test_sds_on_a_quadratic_trains_on_the_steeper_sample():
     # the loss of a = 3 rises three times as much as that of a = 1, so B+ = {a = 3}
-    (w,), loss = step_by_hand(lambda b, m: ESAM(b, m, rho=0.5, beta=1, gamma=0.5, **PAPER), [1.0, 3.0], 2.0)
+    (w,), loss = step_by_hand(
+        lambda b, m: ESAM(
+            b,
+            m,
+            rho=0.5,
+            beta=1,
+            gamma=0.5,
+        ),
+        [1.0, 3.0],
+        2.0,
+    )
     assert w == pytest.approx(2 - 0.1 * 3 * 2.5, abs=1e-14)
     assert loss == pytest.approx((1 + 3) / 2 * 4 / 2)  # the whole batch, at theta
 

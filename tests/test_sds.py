@@ -2,17 +2,16 @@
 
 import pytest
 import torch
-from conftest import PAPER, normalised, problem
+from conftest import normalised, problem
 from torch import nn
 
 from esam import ESAM
-from esam.optim.randomness import random_state, replayed
 from esam.optim.ranking import Candidates, keep_highest
 
 
 def start(build=None, batch=12, **settings):
     p = problem(*([build] if build else []), batch=batch)
-    return p, ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.2, seed=0, **{**PAPER, **settings})
+    return p, ESAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.2, seed=0, **settings)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from conftest import mlp, problem
 from torch import nn
 
 from esam import ESAM, SAM
-from esam.optim.choice import Draw, suffix
+from esam.optim.mask import Mask, suffix
 
 
 def small_cnn(dtype=torch.float32):
@@ -80,7 +80,7 @@ def test_the_released_norm_is_always_rho_over_beta():
         rho=0.05,
         beta=0.5,
         gamma=1,
-        choose="independent",
+        mask="independent",
         norm="selected",
         seed=0,
     )
@@ -91,7 +91,7 @@ def test_the_released_norm_is_always_rho_over_beta():
 def test_each_tensor_is_drawn_with_probability_beta_and_not_drawn_together():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=0.6, gamma=1, choose="independent", seed=0)
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=0.6, gamma=1, mask="independent", seed=0)
     steps = list(perturbations(optimizer, p.closure, weights, 801))
     drawn = torch.tensor([[bool(e.any()) for e in eps] for eps in steps], dtype=torch.float64)
     assert drawn[0].all()  # so that each tensor has a norm
@@ -104,9 +104,7 @@ def test_each_tensor_is_drawn_with_probability_beta_and_not_drawn_together():
 def test_a_tensor_that_was_not_drawn_counts_with_its_last_norm():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(
-        torch.optim.SGD(weights, lr=0.0), p.model, rho=0.05, beta=0.5, gamma=1, choose="independent", seed=0
-    )
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, rho=0.05, beta=0.5, gamma=1, mask="independent", seed=0)
     gradient = torch.autograd.grad(p.closure(slice(None)).mean(), weights)
     for step, eps in enumerate(perturbations(optimizer, p.closure, weights, 10)):
         scale = 0.05 / flat(gradient).norm() * (1 if step == 0 else 2)
@@ -118,7 +116,7 @@ def test_a_tensor_that_was_not_drawn_counts_with_its_last_norm():
 def test_at_least_one_tensor_is_perturbed_however_small_beta():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=1e-9, gamma=1, choose="independent", seed=0)
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.0), p.model, beta=1e-9, gamma=1, mask="independent", seed=0)
     steps = [sum(bool(e.any()) for e in eps) for eps in perturbations(optimizer, p.closure, weights, 12)]
     assert steps == [len(weights)] + [1] * 11
 
@@ -143,7 +141,7 @@ def test_backward_stops_at_the_earliest_drawn_tensor():
     first, last = nn.Linear(4, 4), nn.Linear(4, 2)
     model = nn.Sequential(first, last)
     base = torch.optim.SGD([{"params": first.parameters(), "perturb": False}, {"params": last.parameters()}], lr=0.1)
-    optimizer = ESAM(base, model, beta=0.5, gamma=1, choose="independent")
+    optimizer = ESAM(base, model, beta=0.5, gamma=1, mask="independent")
     x = torch.randn(5, 4)
     Counted.count = 0
     optimizer.step(lambda keep: last(Counted.apply(first(x[keep]))).pow(2).sum(1))
@@ -153,7 +151,7 @@ def test_backward_stops_at_the_earliest_drawn_tensor():
 def test_gradients_of_tensors_not_drawn_are_never_computed():
     p = problem()
     weights = list(p.model.parameters())
-    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, beta=0.4, gamma=1, choose="independent", seed=1)
+    optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), p.model, beta=0.4, gamma=1, mask="independent", seed=1)
     optimizer.step(p.closure)
     computed = []
     handles = [w.register_hook(lambda g, i=i: computed.append(i)) for i, w in enumerate(weights)]
@@ -170,7 +168,7 @@ def test_a_group_added_later_is_drawn_at_its_first_step():
     p = problem(mlp)
     extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
     optimizer = ESAM(
-        torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, beta=1e-9, gamma=1, choose="independent", seed=0
+        torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, beta=1e-9, gamma=1, mask="independent", seed=0
     )
     closure = lambda keep: p.closure(keep) + (extra**2).sum()  # noqa: E731
     optimizer.step(closure)
@@ -187,9 +185,7 @@ def test_a_drawn_group_norm_in_channels_last_does_not_crash_the_process():
     twin = copy.deepcopy(model).to(memory_format=torch.contiguous_format)
     x, y = torch.randn(16, 3, 8, 8), torch.randint(0, 3, (16,))
     for net, inputs in ((model, x.to(memory_format=torch.channels_last)), (twin, x)):
-        optimizer = ESAM(
-            torch.optim.SGD(net.parameters(), lr=0.1), net, beta=0.2, gamma=1, choose="independent", seed=0
-        )
+        optimizer = ESAM(torch.optim.SGD(net.parameters(), lr=0.1), net, beta=0.2, gamma=1, mask="independent", seed=0)
         for _ in range(30):
             optimizer.step(lambda keep, n=net, i=inputs: F.cross_entropy(n(i[keep]), y[keep], reduction="none"))
     for a, b in zip(model.parameters(), twin.parameters(), strict=True):
@@ -213,7 +209,7 @@ def test_a_suffix_lets_backward_stop_early():
     torch.manual_seed(0)
     layers = [nn.Linear(4, 4) for _ in range(6)]
     model = nn.Sequential(*layers)
-    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, beta=0.3, gamma=1, choose="suffix", seed=0)
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, beta=0.3, gamma=1, mask="suffix", seed=0)
     x = torch.randn(5, 4)
 
     def closure(keep):
@@ -243,7 +239,7 @@ def first_pass_of_a_run(model, x, picks):
             return model(x[keep]).square().sum(1)
 
     optimizer.step(closure)  # draws all tensors, whose norms it does not know yet
-    optimizer.choice = lambda count, beta, generator: Draw(picks, [0.5] * count)
+    optimizer.choice = lambda count, beta, generator: Mask(picks, [0.5] * count)
     optimizer.step(closure)
     return sum(saved[2])
 
@@ -270,7 +266,7 @@ def test_tensors_not_drawn_require_gradients_again_afterwards_also_when_the_clos
         return model(x[keep]).square().sum(1)
 
     optimizer.step(closure)
-    optimizer.choice = lambda count, beta, generator: Draw([count - 1], [0.5] * count)
+    optimizer.choice = lambda count, beta, generator: Mask([count - 1], [0.5] * count)
     optimizer.step(closure)
     with pytest.raises(RuntimeError, match="out of memory"):
         optimizer.step(closure)
@@ -287,7 +283,7 @@ def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing(ranking)
     weights = list(model["used"].parameters()) + list(model["unused"].parameters())
     optimizer = ESAM(torch.optim.SGD(weights, lr=0.1), model["used"], gamma=0.5, seed=0, ranking=ranking)
     optimizer.step(lambda keep: (model["used"](x[keep]) + model["unused"](x[keep])).square().sum(1))
-    optimizer.choice = lambda count, beta, generator: Draw([2, 3], [0.5] * count)
+    optimizer.choice = lambda count, beta, generator: Mask([2, 3], [0.5] * count)
     kept = []
 
     def closure(keep):

@@ -16,7 +16,7 @@ CONFIG = Config(
     train_size=60,
     rho=0.05,
     ranking="exact",
-    choose="independent",
+    mask="independent",
     threads=1,
 )
 

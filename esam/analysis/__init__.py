@@ -4,7 +4,7 @@ The Hessian needs curvlinops and the pictures of ``esam.analysis.plot`` need mat
 """
 
 from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
-from .hessian import spectral_density, top_eigenvalues, trace
+from .hessian import hessian_trace, spectral_density, top_eigenvalues
 from .landscape import Landscape, even_axis, landscape, line, plane
 from .linearity import linearity
 from .objective import ModelObjective, Objective
@@ -22,6 +22,7 @@ __all__ = [
     "filter_normalised",
     "gaussian",
     "gradient_cosines",
+    "hessian_trace",
     "landscape",
     "line",
     "linearity",
@@ -35,5 +36,4 @@ __all__ = [
     "spectral_density",
     "swp_eps",
     "top_eigenvalues",
-    "trace",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from esam.optim.ascent import l2_ascent, whole_norm
 from esam.optim.checks import checked_share
-from esam.optim.choice import independent
+from esam.optim.mask import independent
 
 from .objective import ModelObjective, Parameters, norm_of, value_and_gradient
 
@@ -62,7 +62,8 @@ def adversarial_plane(
 
 def sam_eps(gradient: Parameters, rho: float) -> Direction:
     """Return SAM's eps: ``rho g / ||g||``."""
-    eps = l2_ascent([], list(gradient.values()), [rho] * len(gradient))
+    gradients = list(gradient.values())
+    eps = l2_ascent(gradients, [rho] * len(gradients), whole_norm(gradients))
     return dict(zip(gradient, eps.tensors(), strict=True))
 
 
@@ -73,7 +74,7 @@ def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.G
     picks = range(len(names)) if beta == 1 else independent(len(names), beta, generator).picks
     drawn = {names[i]: gradient[names[i]] for i in picks}
     norm = whole_norm(list(gradient.values()))  # of the whole gradient, so that the mean over draws is SAM's eps
-    eps = l2_ascent([], list(drawn.values()), [rho / beta] * len(drawn), norm=norm)
+    eps = l2_ascent(list(drawn.values()), [rho / beta] * len(drawn), norm)
     moving = dict(zip(drawn, eps.tensors(), strict=True))
     return {name: moving.get(name, torch.zeros_like(g)) for name, g in gradient.items()}
 
@@ -83,7 +84,7 @@ def inner(a: Parameters, b: Parameters) -> float:
     return sum(float((a[name].double() * b[name].double()).sum()) for name in a)
 
 
-def cosine(a: Parameters, b: Parameters) -> float:
+def cosine_similarity(a: Parameters, b: Parameters) -> float:
     """Return the cosine of the angle between two directions; NaN where one has no length."""
     lengths = float(norm_of(a.values())) * float(norm_of(b.values()))
     return inner(a, b) / lengths if lengths else math.nan

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .objective import ModelObjective, Objective, Parameters, repeats
+from .objective import Objective, Parameters, random_stream_kept, repeats, weighted_parts
 
 
 class Estimate(NamedTuple):
@@ -51,26 +52,21 @@ def top_eigenvalues(
 
         generator = torch.Generator().manual_seed(seed)
         start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
-        values = eigsh(
-            hessian.to_scipy(), k=k, which="LA", tol=tolerance, v0=start, ncv=_ncv(k, size), return_eigenvectors=False
-        )
+        values = eigsh(hessian.to_scipy(), k=k, which="LA", tol=tolerance, v0=start, return_eigenvectors=False)
     return sorted((float(value) for value in values), reverse=True)
 
 
-def trace(objective: Objective, parameters: Parameters, *, vectors: int = 30, seed: int = 0) -> Estimate:
+def hessian_trace(objective: Objective, parameters: Parameters, *, vectors: int = 30, seed: int = 0) -> Estimate:
     """Return the Hessian's trace, Hutchinson's mean over random sign vectors, with its standard error."""
     if vectors < 1:
         raise ValueError(f"vectors must be 1 or more, got {vectors!r}")
-    with _operator(objective, parameters) as hessian, _seeded(seed):
+    with _operator(objective, parameters) as hessian, _seeded(seed, parameters):
         from curvlinops import hutchinson_trace
 
         # one vector at a time: together they would take that much more memory
         draws = [float(hutchinson_trace(hessian, num_matvecs=1)) for _ in range(vectors)]
-    mean = math.fsum(draws) / vectors
-    if vectors == 1:
-        return Estimate(mean, math.nan)
-    variance = math.fsum((draw - mean) ** 2 for draw in draws) / (vectors - 1)
-    return Estimate(mean, math.sqrt(variance / vectors))
+    error = statistics.stdev(draws) / math.sqrt(vectors) if vectors > 1 else math.nan
+    return Estimate(statistics.fmean(draws), error)
 
 
 def spectral_density(
@@ -86,7 +82,7 @@ def spectral_density(
     size = sum(p.numel() for p in parameters.values())
     if not 2 <= lanczos <= size:
         raise ValueError(f"lanczos must be in 2..{size}, the number of parameters, got {lanczos!r}")
-    with _operator(objective, parameters) as hessian, _seeded(seed):
+    with _operator(objective, parameters) as hessian, _seeded(seed, parameters):
         from curvlinops.papyan2020traces.spectrum import lanczos_approximate_spectrum
         from scipy.sparse.linalg import eigsh
 
@@ -106,10 +102,7 @@ class _Values(nn.Module):
         super().__init__()
         self.names = list(parameters)
         self.values = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in parameters.values()])
-        self.parts: list[tuple[Objective, float]] = [(objective, 1.0)]
-        if isinstance(objective, ModelObjective):
-            # batch by batch: no more memory than one batch takes
-            self.parts = [(part, part.count / objective.count) for part in objective.parts()]
+        self.parts = weighted_parts(objective)  # batch by batch: no more memory than one batch takes
 
     def forward(self, number: Tensor) -> Tensor:
         part, share = self.parts[int(number)]
@@ -179,13 +172,9 @@ def _curvlinops() -> Any:
     return curvlinops
 
 
-def _ncv(k: int, size: int) -> int:
-    return min(size, max(2 * k + 1, 20))
-
-
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def _seeded(seed: int, parameters: Parameters) -> Iterator[None]:
     """Let curvlinops draw from torch's global stream as if it began at the seed; it goes on afterwards as it was."""
-    with torch.random.fork_rng():
+    with random_stream_kept(parameters.values()):
         torch.manual_seed(seed)
         yield

@@ -16,18 +16,15 @@ from torch import Tensor
 
 from esam.files import write_atomically
 
-from .objective import REPEAT_TOLERANCE, Objective, Parameters, repeats
-from .points import LOOP, Way, evaluator, fastest
+from .objective import Objective, Parameters, moved, repeats, same_answer
 
 Group = tuple[Objective, Sequence[Parameters]]
 """An objective and the directions of the axes; a landscape may be averaged over several."""
-Progress = Callable[[int, int], None]
+OnProgress = Callable[[int, int], None]
 """(points done, points in all)."""
 
 FORMAT = 1
 SAVE_SECONDS = 2.0
-TRIAL_POINTS = 24
-"""With fewer points than this, finding the fastest way costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +35,6 @@ class Landscape:
     """The coefficients along each direction: one axis for a line, two for a plane."""
     losses: Tensor
     """One landscape for each group: shape (groups, len(axes[0]), ...), float64."""
-    ways: tuple[str, ...]
-    """How each group was evaluated."""
 
     @property
     def mean(self) -> Tensor:
@@ -47,9 +42,9 @@ class Landscape:
         return self.losses.mean(0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return axes, mean and groups as plain JSON values; what is not finite as null."""
+        """Return axes and groups as plain JSON values; what is not finite as null."""
         groups = [[value if math.isfinite(value) else None for value in row] for row in self.losses.flatten(1).tolist()]
-        return {"axes": [list(axis) for axis in self.axes], "groups": groups, "ways": list(self.ways)}
+        return {"axes": [list(axis) for axis in self.axes], "groups": groups}
 
 
 def line(
@@ -59,7 +54,7 @@ def line(
     *,
     ts: Sequence[float],
     path: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Landscape:
     """Return the loss at theta + t * direction for each t."""
     return landscape([(objective, [direction])], parameters, [ts], path=path, progress=progress)
@@ -73,7 +68,7 @@ def plane(
     xs: Sequence[float],
     ys: Sequence[float],
     path: str | Path | None = None,
-    progress: Progress | None = None,
+    progress: OnProgress | None = None,
 ) -> Landscape:
     """Return the loss at theta + x * directions[0] + y * directions[1]; ``losses[0, i, j]`` belongs to xs[i], ys[j]."""
     return landscape([(objective, directions)], parameters, [xs, ys], path=path, progress=progress)
@@ -96,42 +91,55 @@ def landscape(
     axes: Sequence[Sequence[float]],
     *,
     path: str | Path | None = None,
-    progress: Progress | None = None,
-    way: Way | None = None,
+    progress: OnProgress | None = None,
+    vmap: int = 1,
 ) -> Landscape:
     """Return the loss on the grid of ``axes``, once for each group.
 
     Give several groups to average: the paper draws ten pairs of random directions. ``path`` names a JSON file that
     keeps what is done: after an interruption the same call goes on there, with the same values. ``progress`` is called
-    with (points done, points in all). ``way`` is how points are evaluated; None: the fastest, found by trial.
+    with (points done, points in all). ``vmap`` is how many points are evaluated at once, by torch.func.vmap: more are
+    faster where the model is small, and take that much more memory.
     """
     axes = [[float(c) for c in axis] for axis in axes]
     _check(groups, parameters, axes)
+    if vmap < 1:
+        raise ValueError(f"vmap must be 1 or more, got {vmap!r}")
     points = torch.cartesian_prod(*[torch.tensor(axis, dtype=torch.float64) for axis in axes]).reshape(-1, len(axes))
     at_theta = [repeats(objective, parameters) for objective, _ in groups]
     work = _Work(path, _fingerprint(groups, parameters, axes), at_theta, len(points))
     try:
-        for number, (objective, directions) in enumerate(groups):
-            if work.complete(number):
-                continue
-            if work.ways[number] is None:
-                trials = way is None and len(points) >= TRIAL_POINTS
-                found = fastest(objective, parameters, directions, points) if trials else (way or LOOP)
-                work.ways[number] = str(found)
-            chosen = Way.named(str(work.ways[number]))
-            evaluate = evaluator(objective, parameters, directions, chosen)
-            for start in range(0, len(points), chosen.points):
-                rows = range(start, min(start + chosen.points, len(points)))
-                if work.losses[number][start] is None:
-                    work.losses[number][rows.start : rows.stop] = evaluate(points[rows.start : rows.stop])
+        for number, ((objective, directions), losses) in enumerate(zip(groups, work.losses, strict=True)):
+            for start in range(0, len(points), vmap):
+                some = slice(start, min(start + vmap, len(points)))
+                if None in losses[some]:
+                    losses[some] = _losses_at(objective, parameters, directions, points[some].tolist())
                     work.save_now_and_then()
-                if progress is not None:
-                    progress(number * len(points) + rows.stop, len(groups) * len(points))
+                    if progress is not None:
+                        progress(number * len(points) + some.stop, len(groups) * len(points))
     finally:
         work.save()
     shape = (len(groups), *(len(axis) for axis in axes))
-    losses = torch.tensor(work.losses, dtype=torch.float64).reshape(shape)
-    return Landscape(tuple(tuple(axis) for axis in axes), losses, tuple(str(w) for w in work.ways))
+    found = torch.tensor(work.losses, dtype=torch.float64).reshape(shape)
+    return Landscape(tuple(tuple(axis) for axis in axes), found)
+
+
+@torch.no_grad()
+def _losses_at(
+    objective: Objective, theta: Parameters, directions: Sequence[Parameters], rows: Sequence[Sequence[float]]
+) -> list[float]:
+    """Return the losses at theta + sum_k row[k] * directions[k]; those of several rows together, by vmap."""
+    points = []
+    for row in rows:
+        point = theta
+        for direction, c in zip(directions, row, strict=True):
+            point = moved(point, direction, c)
+        points.append(point)
+    if len(points) == 1:
+        return [float(objective(points[0]))]
+    found: Tensor = torch.func.vmap(objective)({name: torch.stack([p[name] for p in points]) for name in theta})
+    losses: list[float] = found.tolist()
+    return losses
 
 
 class _Work:
@@ -141,13 +149,9 @@ class _Work:
         self.path = None if path is None else Path(path)
         self.fingerprint, self.at_theta = fingerprint, at_theta
         self.losses: list[list[float | None]] = [[None] * count for _ in at_theta]
-        self.ways: list[str | None] = [None] * len(at_theta)
         self.saved = time.monotonic()
         if self.path is not None and self.path.exists():
             self._load(self.path)
-
-    def complete(self, number: int) -> bool:
-        return None not in self.losses[number]
 
     def save_now_and_then(self) -> None:
         if time.monotonic() - self.saved > SAVE_SECONDS:
@@ -161,7 +165,6 @@ class _Work:
             "format": FORMAT,
             "fingerprint": self.fingerprint,
             "at theta": [_number(value) for value in self.at_theta],
-            "ways": self.ways,
             "losses": [[_number(value) for value in row] for row in self.losses],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -172,24 +175,18 @@ class _Work:
         try:
             read = json.loads(path.read_bytes())
             known = (read["kind"], read["format"]) == ("landscape", FORMAT)
-            ways = [None if name is None else str(Way.named(name)) for name in read["ways"]]
             losses = [[None if value is None else float(value) for value in row] for row in read["losses"]]
             at_theta = [float(value) for value in read["at theta"]]
             fingerprint = read["fingerprint"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"{path} holds no landscape ({error}); delete it, or choose another file") from error
-        same = known and fingerprint == self.fingerprint and len(ways) == len(self.ways)
-        same = same and [len(row) for row in losses] == [len(row) for row in self.losses]
-        if not same or not all(map(_same, at_theta, self.at_theta)):
+        same = known and fingerprint == self.fingerprint and list(map(len, losses)) == list(map(len, self.losses))
+        if not same or not all(map(same_answer, at_theta, self.at_theta)):
             raise ValueError(
                 f"{path} holds another landscape: its weights, directions, axes or data differ; "
                 "delete it, or choose another file"
             )
-        self.losses, self.ways = losses, ways
-
-
-def _same(one: float, other: float) -> bool:
-    return math.isclose(one, other, rel_tol=REPEAT_TOLERANCE) or (math.isnan(one) and math.isnan(other))
+        self.losses = losses
 
 
 def _number(value: float | None) -> float | str | None:

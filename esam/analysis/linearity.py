@@ -19,5 +19,5 @@ def linearity(objective: Objective, parameters: Parameters, eps: Parameters) -> 
     loss, gradient = value_and_gradient(objective, parameters)
     start = repeats(objective, parameters, first=loss)
     with torch.no_grad():
-        end = float(objective(moved({name: p.detach() for name, p in parameters.items()}, eps)))
+        end = float(objective(moved(parameters, eps)))
     return abs(end - start - inner(eps, gradient))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-
-from esam.optim.randomness import random_state, replayed
 
 Parameters = Mapping[str, Tensor]
 Objective = Callable[[Parameters], Tensor]
@@ -53,7 +51,7 @@ class ModelObjective:
 
     def __init__(self, model: nn.Module, batches: Iterable[Batch], loss: Loss = cross_entropy) -> None:
         self.model, self.loss = model, loss
-        with _same_random_numbers_after(model):  # a DataLoader draws a seed when it starts
+        with random_stream_kept(model.parameters()):  # a DataLoader draws a seed when it starts
             self.batches: Sequence[Batch] = [(x, y) for x, y in batches]
         if not self.batches:
             raise ValueError("there are no batches: give at least one pair (inputs, targets)")
@@ -80,19 +78,21 @@ class ModelObjective:
 
     def groups(self, m: int) -> list[ModelObjective]:
         """Return one objective for each m consecutive samples; the last one may hold fewer."""
-        return [self._of([group]) for group in self.pieces(m).batches]
-
-    def pieces(self, size: int) -> ModelObjective:
-        """Return the same objective with batches of this size: small ones stay in the processor's cache."""
-        if size < 1:
-            raise ValueError(f"a group must have 1 sample or more, got {size!r}")
-        x, y = _joined([x for x, _ in self.batches]), torch.cat([y for _, y in self.batches])
-        return self._of(list(zip(torch.split(x, size), torch.split(y, size), strict=True)))
+        if m < 1:
+            raise ValueError(f"a group must have 1 sample or more, got {m!r}")
+        x, y = self._samples()
+        return [self._of([group]) for group in zip(torch.split(x, m), torch.split(y, m), strict=True)]
 
     def only(self, rows: Tensor) -> ModelObjective:
         """Return the mean loss over these samples alone, counted in the order of the batches."""
-        x, y = _joined([x for x, _ in self.batches]), torch.cat([y for _, y in self.batches])
+        x, y = self._samples()
         return self._of([(x[rows], y[rows])])
+
+    def _samples(self) -> tuple[Tensor, Tensor]:
+        inputs, targets = zip(*self.batches, strict=True)
+        if not all(isinstance(x, Tensor) for x in inputs):
+            raise ValueError("the inputs are no tensors, so single samples cannot be taken; give batches of tensors")
+        return torch.cat(inputs), torch.cat(targets)
 
     def _of(self, batches: Sequence[Batch]) -> ModelObjective:
         other = ModelObjective(self.model, batches, self.loss)
@@ -112,10 +112,10 @@ def repeats(objective: Objective, parameters: Parameters, *, first: Tensor | Non
 
     ``first`` is an answer that is known already. The random stream comes back as it was.
     """
-    with torch.no_grad(), _same_random_numbers_after(parameters.values()):
+    with torch.no_grad(), random_stream_kept(parameters.values()):
         answers = [float(objective(parameters) if first is None else first), float(objective(parameters))]
     one, other = answers
-    if math.isclose(one, other, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12) or (math.isnan(one) and math.isnan(other)):
+    if same_answer(one, other):
         return one
     raise ValueError(
         f"the objective answered {one!r} and then {other!r} for the same parameters, so nothing can be compared: "
@@ -124,18 +124,21 @@ def repeats(objective: Objective, parameters: Parameters, *, first: Tensor | Non
     )
 
 
+def same_answer(one: float, other: float) -> bool:
+    """Tell whether two losses are equal up to the order of their sums; NaN equals NaN."""
+    close = math.isclose(one, other, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12)
+    return close or (math.isnan(one) and math.isnan(other))
+
+
 def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss and its gradient by name, zero for a parameter that the loss does not use.
 
     A ModelObjective is differentiated batch by batch: no more memory than one batch takes.
     """
-    parts: list[tuple[Objective, float]] = [(objective, 1.0)]
-    if isinstance(objective, ModelObjective) and len(objective.batches) > 1:
-        parts = [(part, part.count / objective.count) for part in objective.parts()]
     theta = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
     gradient = {name: torch.zeros_like(p) for name, p in parameters.items()}
     values = []
-    for part, share in parts:
+    for part, share in weighted_parts(objective):
         with torch.enable_grad():
             loss = share * part(theta)
             found = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
@@ -146,6 +149,13 @@ def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Te
     return torch.stack(values).sum(), gradient
 
 
+def weighted_parts(objective: Objective) -> list[tuple[Objective, float]]:
+    """Return objectives and their weights in the sum that the objective is: a ModelObjective's batches, or itself."""
+    if isinstance(objective, ModelObjective):
+        return [(part, part.count / objective.count) for part in objective.parts()]
+    return [(objective, 1.0)]
+
+
 def norm_of(tensors: Iterable[Tensor]) -> Tensor:
     """Return the l2 norm of all elements of all tensors, in float64."""
     norm: Tensor = torch.stack([t.detach().double().norm() for t in tensors]).norm()
@@ -153,12 +163,19 @@ def norm_of(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def moved(parameters: Parameters, direction: Parameters, t: float = 1.0) -> dict[str, Tensor]:
-    """Return theta + t * direction; a parameter that the direction does not name stays where it is."""
+    """Return theta + t * direction, detached; a parameter that the direction does not name stays where it is."""
     if unknown := set(direction) - set(parameters):
         raise ValueError(
             f"the direction names {sorted(unknown)[0]!r}, which is no parameter; use the parameters' names"
         )
-    return {name: p + t * direction[name] if name in direction else p for name, p in parameters.items()}
+    theta = {name: p.detach() for name, p in parameters.items()}
+    return {name: torch.add(p, direction[name], alpha=t) if name in direction else p for name, p in theta.items()}
+
+
+def random_stream_kept(tensors: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Let the random streams of the CPU and of the tensors' devices be drawn from, and put them back."""
+    devices = {t.device for t in tensors if t.device.type != "cpu"}
+    return torch.random.fork_rng(devices, device_type=next((device.type for device in devices), "cuda"))
 
 
 @contextmanager
@@ -181,21 +198,3 @@ def _checked_losses(losses: Tensor, count: int) -> Tensor:
             'return one loss per sample (reduction="none")'
         )
     return losses if losses.dim() == 1 else losses.flatten(1).mean(1)
-
-
-def _joined(inputs: list[Any]) -> Tensor:
-    if not all(isinstance(x, Tensor) for x in inputs):
-        raise ValueError("the inputs are no tensors, so single samples cannot be taken; give batches of tensors")
-    if len(inputs) == 1:
-        whole: Tensor = inputs[0]
-        return whole
-    return torch.cat(inputs)
-
-
-@contextmanager
-def _same_random_numbers_after(where: nn.Module | Iterable[Tensor]) -> Iterator[None]:
-    """Let the random stream be drawn from, and put it back."""
-    tensors = where.parameters() if isinstance(where, nn.Module) else where
-    devices = {t.device for t in tensors if t.device.type != "cpu"}
-    with replayed(random_state(devices)):
-        yield

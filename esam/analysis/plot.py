@@ -1,53 +1,32 @@
-"""How is it drawn? Pictures for a paper: vector or PNG by the file's ending, a method in its own colour everywhere.
+"""What is drawn? Pictures for a paper: vector or PNG by the file's ending, a method in its own colour everywhere.
 
-Every function takes numbers and a path and returns the paths written; a path without an ending gives .svg and .png.
-Needs matplotlib, the extra ``analysis``; nothing of matplotlib's global state is touched.
+Every function takes a path and numbers and returns the paths written; a path without an ending gives .svg and .png.
+Needs matplotlib, the extra ``analysis``.
 """
 
 from __future__ import annotations
 
-import io
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from esam.files import write_atomically
-from esam.palette import assign_colours
+from esam.optim import METHODS
 
 from .landscape import Landscape
+from .picture import GRID, INK, write_picture
 
 Numbers = Sequence[float]
 Colours = Mapping[str, str]
 
-FORMATS = ("svg", "pdf", "png")
-STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.labelsize": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.edgecolor": "#5a6470",
-    "axes.axisbelow": True,
-    "grid.color": "#d9dee4",
-    "grid.linewidth": 0.6,
-    "xtick.color": "#39424d",
-    "ytick.color": "#39424d",
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "lines.linewidth": 1.8,
-    "lines.solid_capstyle": "round",
-    "svg.hashsalt": "esam",  # the same numbers give the same file
-}
-INK = "#39424d"
 MAP = "viridis"
 STEEP = 20
 """Losses whose highest is more than this many times their lowest are drawn on a logarithmic scale."""
+LEVELS = 25
+"""Contours of a plane."""
 
 
 class Bar(NamedTuple):
@@ -99,81 +78,59 @@ def curves(
             axes.set_yscale("log")
         _finish(axes, x_label, y_label, title, legend=len(drawn) > 1)
 
-    return _written(path, draw, width=5.2, height=3.4)
+    return write_picture(path, draw, width=5.2, height=3.4)
 
 
-def lines(
-    path: str | Path,
-    landscapes: Mapping[str, Landscape],
-    *,
-    x_label: str = "distance along the direction",
-    y_label: str = "loss",
-    title: str = "",
-    colours: Colours | None = None,
-) -> list[Path]:
+def lines(path: str | Path, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
     """Draw landscapes on a line: the mean over groups, with the groups' standard deviation around it."""
     drawn = {}
     for name, found in landscapes.items():
         _check_axes(name, found, 1)
         spread = found.losses.std(0).tolist() if len(found.losses) > 1 else None
         drawn[name] = Curve(found.axes[0], found.mean.tolist(), spread)
-    return curves(path, drawn, x_label=x_label, y_label=y_label, title=title, colours=colours)
+    return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title)
 
 
-def contours(
-    path: str | Path,
-    landscapes: Mapping[str, Landscape],
-    *,
-    x_label: str = "first direction",
-    y_label: str = "second direction",
-    z_label: str = "loss",
-    top: float | None = None,
-    colours: Colours | None = None,
-) -> list[Path]:
+def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path]:
     """Draw landscapes on a plane side by side, with the same levels in all: closer lines mean a sharper minimum.
 
-    ``top`` cuts the scale: losses above it have the last colour. The cross marks theta.
+    The cross marks theta.
     """
-    own = _colours(landscapes, colours)
-    fields = {name: _field(name, found, top) for name, found in landscapes.items()}
-    scale = _Scale(list(fields.values()))
+    own, fields = _colours(landscapes), _fields(landscapes)
+    low, high = _span(fields.values())
+    steep = low > 0 and high / low > STEEP
+    shares = [i / (LEVELS - 1) for i in range(LEVELS)]
+    levels = [low * (high / low) ** share if steep else low + (high - low) * share for share in shares]
 
     def draw(figure: Any) -> None:
+        from matplotlib.colors import LogNorm, Normalize
+
         figure.get_layout_engine().set(wspace=0.06)
+        norm = (LogNorm if steep else Normalize)(low, high)
         panels = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
         for axes, (name, field) in zip(panels, fields.items(), strict=True):
             xs, ys = landscapes[name].axes
-            kind = {"levels": scale.levels, "norm": scale.norm, "extend": "max" if top is not None else "neither"}
-            shades = axes.contourf(xs, ys, field.T, cmap=MAP, **kind)
-            axes.contour(xs, ys, field.T, levels=scale.levels[::2], norm=scale.norm, colors="white", linewidths=0.5)
+            shades = axes.contourf(xs, ys, field.T, cmap=MAP, levels=levels, norm=norm)
+            axes.contour(xs, ys, field.T, levels=levels[::2], norm=norm, colors="white", linewidths=0.5)
             axes.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.4)
-            axes.set(xlabel=x_label, aspect="equal" if _alike(xs, ys) else "auto")
+            alike = math.isclose(max(xs) - min(xs), max(ys) - min(ys))
+            axes.set(xlabel="first direction", aspect="equal" if alike else "auto")
             axes.set_title(name, color=own[name], fontweight="bold")
             axes.spines[:].set_visible(False)
-        panels[0].set_ylabel(y_label)
-        bar = figure.colorbar(shades, ax=list(panels), shrink=0.9, pad=0.02, ticks=scale.levels[::4])
-        bar.ax.set_yticklabels([f"{level:.3g}" for level in scale.levels[::4]])
+        panels[0].set_ylabel("second direction")
+        bar = figure.colorbar(shades, ax=list(panels), shrink=0.9, pad=0.02, ticks=levels[::4])
+        bar.ax.set_yticklabels([f"{level:.3g}" for level in levels[::4]])
         bar.ax.minorticks_off()
-        bar.set_label(z_label + scale.words)
+        bar.set_label("loss (logarithmic)" if steep else "loss")
         bar.outline.set_visible(False)
 
-    return _written(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)
+    return write_picture(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)
 
 
-def surfaces(
-    path: str | Path,
-    landscapes: Mapping[str, Landscape],
-    *,
-    x_label: str = "first direction",
-    y_label: str = "second direction",
-    z_label: str = "loss",
-    top: float | None = None,
-    colours: Colours | None = None,
-) -> list[Path]:
+def surfaces(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path]:
     """Draw landscapes on a plane as 3-D surfaces side by side, with the same height and colour scale in all."""
-    own = _colours(landscapes, colours)
-    fields = {name: _field(name, found, top) for name, found in landscapes.items()}
-    scale = _Scale(list(fields.values()), logarithmic=False)
+    own, fields = _colours(landscapes), _fields(landscapes)
+    low, high = _span(fields.values())
 
     def draw(figure: Any) -> None:
         from matplotlib.ticker import MaxNLocator
@@ -183,22 +140,22 @@ def surfaces(
             xs, ys = (torch.tensor(axis) for axis in landscapes[name].axes)
             x, y = (grid.numpy() for grid in torch.meshgrid(xs, ys, indexing="ij"))
             shape = {"rcount": len(xs), "ccount": len(ys), "edgecolor": "#ffffff40", "linewidth": 0.25}
-            axes.plot_surface(x, y, field, cmap=MAP, norm=scale.norm, antialiased=True, **shape)
-            axes.set_zlim(scale.low, scale.high)
+            axes.plot_surface(x, y, field, cmap=MAP, vmin=low, vmax=high, antialiased=True, **shape)
+            axes.set_zlim(low, high)
             axes.view_init(elev=28, azim=-55)
             axes.set_box_aspect((1, 1, 0.75), zoom=0.82)
-            axes.set_xlabel(x_label, labelpad=2)
-            axes.set_ylabel(y_label, labelpad=2)
+            axes.set_xlabel("first direction", labelpad=2)
+            axes.set_ylabel("second direction", labelpad=2)
             axes.zaxis.set_rotate_label(False)
-            axes.set_zlabel(z_label, labelpad=1, rotation=90)
+            axes.set_zlabel("loss", labelpad=1, rotation=90)
             axes.tick_params(labelsize=7, pad=0)
             for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
                 axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
                 axis.set_pane_color((1, 1, 1, 0))
-                axis._axinfo["grid"].update(color=STYLE["grid.color"], linewidth=0.5)
+                axis._axinfo["grid"].update(color=GRID, linewidth=0.5)
             axes.set_title(name, color=own[name], fontweight="bold", y=0.98)
 
-    return _written(path, draw, width=3.7 * len(fields) + 0.2, height=3.6)
+    return write_picture(path, draw, width=3.7 * len(fields) + 0.2, height=3.6)
 
 
 def bars(
@@ -214,7 +171,7 @@ def bars(
     A panel whose values lie close together does not start at zero, and says so. ``formats`` has the number format of a
     panel, such as ".2f".
     """
-    own = _colours({name: None for panel in panels.values() for name in panel}, colours)
+    own = _colours((name for panel in panels.values() for name in panel), colours)
 
     def draw(figure: Any) -> None:
         every = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -238,7 +195,7 @@ def bars(
         if title:
             figure.suptitle(title, fontsize=10)
 
-    return _written(path, draw, width=0.4 + 3.0 * len(panels), height=3.0)
+    return write_picture(path, draw, width=0.4 + 3.0 * len(panels), height=3.0)
 
 
 def dots(
@@ -252,7 +209,7 @@ def dots(
     colours: Colours | None = None,
 ) -> list[Path]:
     """Draw studies of a parameter as connected dots, and single results as large ones, their words beside them."""
-    own = _colours({**dict.fromkeys(isolated), **dict.fromkeys(connected)}, colours)
+    own = _colours([*isolated, *connected], colours)
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -269,48 +226,31 @@ def dots(
         axes.margins(x=0.12, y=0.12)
         _finish(axes, x_label, y_label, title, legend=bool(connected))
 
-    return _written(path, draw, width=5.2, height=3.6)
+    return write_picture(path, draw, width=5.2, height=3.6)
 
 
-class _Scale:
-    """One scale of losses for several landscapes: logarithmic where they are steep."""
-
-    def __init__(self, fields: Sequence[Any], *, logarithmic: bool = True, count: int = 25) -> None:
-        from matplotlib.colors import LogNorm, Normalize
-
-        finite = [float(value) for field in fields for value in field.ravel() if math.isfinite(value)]
-        if not finite:
-            raise ValueError("there is nothing to draw: no loss is finite; choose a smaller reach")
-        self.low, self.high = min(finite), max(finite)
-        if self.low == self.high:
-            self.high = self.low + max(abs(self.low), 1.0) * 1e-3
-        steep = logarithmic and self.low > 0 and self.high / self.low > STEEP
-        self.words = " (logarithmic)" if steep else ""
-        shares = [i / (count - 1) for i in range(count)]
-        if steep:
-            self.levels = [self.low * (self.high / self.low) ** share for share in shares]
-            self.norm: Any = LogNorm(self.low, self.high)
-        else:
-            self.levels = [self.low + (self.high - self.low) * share for share in shares]
-            self.norm = Normalize(self.low, self.high)
+def _fields(landscapes: Mapping[str, Landscape]) -> dict[str, Any]:
+    """Return the mean losses on each plane as an array; what is not finite is left blank."""
+    fields = {}
+    for name, found in landscapes.items():
+        _check_axes(name, found, 2)
+        fields[name] = torch.where(found.mean.isfinite(), found.mean, math.nan).numpy()
+    return fields
 
 
-def _field(name: str, found: Landscape, top: float | None) -> Any:
-    """Return the mean losses as an array, cut at ``top``; what is not finite is left blank."""
-    _check_axes(name, found, 2)
-    mean: Tensor = found.mean
-    mean = torch.where(mean.isfinite(), mean, torch.full_like(mean, math.nan))
-    return (mean if top is None else mean.clamp(max=top)).numpy()
+def _span(fields: Iterable[Any]) -> tuple[float, float]:
+    """Return the lowest and the highest loss of all; never the same number, so that a flat plane can be drawn."""
+    finite = [float(value) for field in fields for value in field.ravel() if math.isfinite(value)]
+    if not finite:
+        raise ValueError("there is nothing to draw: no loss is finite; choose a smaller reach")
+    low, high = min(finite), max(finite)
+    return low, high if high > low else low + max(abs(low), 1.0) * 1e-3
 
 
 def _check_axes(name: str, found: Landscape, count: int) -> None:
     if len(found.axes) != count:
         kind = {1: "a line: draw it with lines", 2: "a plane: draw it with contours or surfaces"}[len(found.axes)]
         raise ValueError(f"the landscape of {name!r} is {kind}")
-
-
-def _alike(xs: Numbers, ys: Numbers) -> bool:
-    return math.isclose(max(xs) - min(xs), max(ys) - min(ys))
 
 
 def _start(values: Numbers, spreads: Numbers) -> float:
@@ -322,8 +262,11 @@ def _start(values: Numbers, spreads: Numbers) -> float:
     return max(0.0, low - (high - low))
 
 
-def _colours(names: Mapping[str, Any], given: Colours | None) -> dict[str, str]:
-    return {**assign_colours({name: name.lower() for name in names}), **(given or {})}
+def _colours(names: Iterable[str], given: Colours | None = None) -> dict[str, str]:
+    names = list(names)
+    own = {row.named("SGD"): row.colour for row in METHODS.values()}
+    spare = itertools.cycle([colour for title, colour in own.items() if title not in names] or own.values())
+    return {**{name: own.get(name) or next(spare) for name in names}, **(given or {})}
 
 
 def _finish(axes: Any, x_label: str, y_label: str, title: str, *, legend: bool) -> None:
@@ -331,36 +274,3 @@ def _finish(axes: Any, x_label: str, y_label: str, title: str, *, legend: bool) 
     axes.grid(True)
     if legend:
         axes.legend()
-
-
-def _written(path: str | Path, draw: Callable[[Any], None], *, width: float, height: float) -> list[Path]:
-    """Draw once and write each file whole or not at all."""
-    path = Path(path)
-    ending = path.suffix.removeprefix(".").lower()
-    if ending.isdigit():  # of a name such as beta-0.5
-        ending = ""
-    if ending and ending not in FORMATS:
-        raise ValueError(f"a picture ends in .{', .'.join(FORMATS)}, got {path.name!r}")
-    targets = [path] if ending else [path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png")]
-    with _styled() as figure_class:
-        figure = figure_class(figsize=(width, height), layout="constrained")
-        draw(figure)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        for target in targets:
-            buffer = io.BytesIO()
-            kind = target.suffix.removeprefix(".").lower()
-            dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}[kind]
-            figure.savefig(buffer, format=kind, dpi=200, metadata=dates, facecolor="white")
-            write_atomically(target, buffer.getvalue())
-    return targets
-
-
-@contextmanager
-def _styled() -> Iterator[Any]:
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"pictures need matplotlib ({error}); run: pip install torch-esam[analysis]") from error
-    with matplotlib.rc_context(STYLE):
-        yield Figure

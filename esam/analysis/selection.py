@@ -16,12 +16,12 @@ from torch import Tensor
 from esam.optim.checks import checked_share
 from esam.optim.ranking import keep_highest
 
-from .directions import Direction, cosine, sam_eps
+from .directions import Direction, cosine_similarity, sam_eps
 from .objective import ModelObjective, Parameters, moved, repeats, value_and_gradient
 
 
 @dataclass(frozen=True)
-class Figures:
+class SampleSet:
     """One set of samples: how many, and its mean loss at theta and at theta + eps."""
 
     count: int
@@ -30,7 +30,7 @@ class Figures:
 
     @property
     def rise(self) -> float:
-        """R of the set."""
+        """Return R of the set."""
         return self.perturbed_loss - self.loss
 
 
@@ -48,11 +48,11 @@ class Selection:
     random: Tensor
     eps: Direction
 
-    def figures(self, which: str) -> Figures:
-        """Return the figures of a set: "all", "plus", "minus" or "random"."""
+    def sample_set(self, which: str) -> SampleSet:
+        """Return the count and losses of a set: "all", "plus", "minus" or "random"."""
         rows = self.rows(which)
         means = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
-        return Figures(len(rows), *means)
+        return SampleSet(len(rows), *means)
 
     def rows(self, which: str) -> Tensor:
         """Return the samples of a set."""
@@ -62,9 +62,9 @@ class Selection:
         return sets[which]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures of every set as plain JSON values."""
-        every = {which: self.figures(which) for which in ("all", "plus", "minus", "random")}
-        return {which: {**asdict(figures), "rise": figures.rise} for which, figures in every.items()}
+        """Return count, losses and rise of every set as plain JSON values."""
+        every = {which: self.sample_set(which) for which in ("all", "plus", "minus", "random")}
+        return {which: {**asdict(one), "rise": one.rise} for which, one in every.items()}
 
 
 def select(
@@ -81,11 +81,11 @@ def select(
     loss, gradient = value_and_gradient(objective, parameters)
     repeats(objective, parameters, first=loss)
     eps = sam_eps(gradient, rho) if eps is None else dict(eps)
-    theta = {name: p.detach() for name, p in parameters.items()}
     with torch.no_grad():
-        losses, perturbed = objective.losses(theta), objective.losses(moved(theta, eps))
+        losses, perturbed = objective.losses(parameters), objective.losses(moved(parameters, eps))
     plus = keep_highest(perturbed - losses, gamma).cpu()
-    minus = _others(plus, len(losses))
+    kept = torch.zeros(len(losses), dtype=torch.bool).index_fill(0, plus, True)
+    minus = (~kept).nonzero().flatten()
     if not len(minus):
         raise ValueError(f"no sample of {objective.count} is left for B- at gamma = {gamma}; choose a smaller gamma")
     lots = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
@@ -94,10 +94,10 @@ def select(
 
 def gradient_cosines(objective: ModelObjective, parameters: Parameters, selection: Selection) -> dict[str, float]:
     """Return the cosine of the gradients of B+, B- and B_rand to that of B, all at theta + eps."""
-    there = moved({name: p.detach() for name, p in parameters.items()}, selection.eps)
+    there = moved(parameters, selection.eps)
     _, whole = value_and_gradient(objective, there)
     return {
-        which: cosine(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
+        which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
         for which in ("plus", "minus", "random")
     }
 
@@ -106,17 +106,10 @@ def losses_along(
     objective: ModelObjective, parameters: Parameters, selection: Selection, *, ts: Sequence[float]
 ) -> dict[str, list[float]]:
     """Return the mean losses of B, B+ and B- at theta + t * eps for each t: 0 is theta, 1 is theta + eps."""
-    theta = {name: p.detach() for name, p in parameters.items()}
     curves: dict[str, list[float]] = {"all": [], "plus": [], "minus": []}
     with torch.no_grad():
         for t in ts:
-            losses = objective.losses(moved(theta, selection.eps, float(t))).cpu().double()
+            losses = objective.losses(moved(parameters, selection.eps, float(t))).cpu().double()
             for which, curve in curves.items():
                 curve.append(float(losses[selection.rows(which)].mean()))
     return curves
-
-
-def _others(rows: Tensor, count: int) -> Tensor:
-    rest = torch.ones(count, dtype=torch.bool)
-    rest[rows] = False
-    return rest.nonzero().flatten()

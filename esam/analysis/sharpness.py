@@ -10,9 +10,6 @@ from torch import Tensor
 
 from .objective import ModelObjective, Objective, Parameters, moved, norm_of, repeats, value_and_gradient
 
-Scale = Callable[[Tensor], Tensor]
-"""A weight -> how far it may move, element by element: the ball is ||eps / T|| <= rho."""
-
 
 def sharpness(objective: Objective, parameters: Parameters, *, rho: float) -> float:
     """Return the paper's R_S: the rise of the loss from theta to theta + rho g / ||g||, SAM's own eps.
@@ -23,7 +20,7 @@ def sharpness(objective: Objective, parameters: Parameters, *, rho: float) -> fl
     >>> sharpness(lambda p: p["w"].square().sum() / 2, {"w": torch.tensor([3.0, 4.0])}, rho=1)
     5.5
     """
-    return _highest_rise(objective, parameters, _one, rho=rho, steps=1)
+    return ascent_sharpness(objective, parameters, rho=rho, steps=1)
 
 
 def ascent_sharpness(objective: Objective, parameters: Parameters, *, rho: float, steps: int = 10) -> float:
@@ -33,7 +30,7 @@ def ascent_sharpness(objective: Objective, parameters: Parameters, *, rho: float
     next one starts from the same point with half the length. The first is SAM's own eps, so more steps never find less
     than ``sharpness``.
     """
-    return _highest_rise(objective, parameters, _one, rho=rho, steps=steps)
+    return _highest_rise(objective, parameters, torch.ones_like, rho=rho, steps=steps)
 
 
 def adaptive_sharpness(
@@ -65,18 +62,16 @@ def m_sharpness(
     return sum(measure(group, parameters, rho=rho) * group.count for group in groups) / objective.count
 
 
-def _one(weight: Tensor) -> Tensor:
-    return torch.ones((), dtype=weight.dtype, device=weight.device)
-
-
-def _highest_rise(objective: Objective, parameters: Parameters, scale: Scale, *, rho: float, steps: int) -> float:
-    """Ascend in u = eps / T, where the ball is round and the gradient is T g."""
+def _highest_rise(
+    objective: Objective, parameters: Parameters, t_of: Callable[[Tensor], Tensor], *, rho: float, steps: int
+) -> float:
+    """Ascend in u = eps / T, where the ball is round and the gradient is T g; ``t_of`` gives T of a weight."""
     if not rho > 0:
         raise ValueError(f"rho must be > 0, got {rho!r}")
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps!r}")
     theta = {name: p.detach() for name, p in parameters.items()}
-    t = {name: scale(p) for name, p in theta.items()}
+    t = {name: t_of(p) for name, p in theta.items()}
     u = {name: torch.zeros_like(p) for name, p in theta.items()}
     loss, gradient = value_and_gradient(objective, theta)
     start, highest, length = repeats(objective, theta, first=loss), -math.inf, rho

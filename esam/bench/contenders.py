@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esam.optim import ESAM, METHODS
-from esam.optim.choice import Draw, run_to_the_output, share_of_full_draws, suffix
+from esam.optim.mask import Mask, run_to_the_output, share_of_full_draws, suffix
+from esam.train.history import ALIASES
 from esam.train.names import did_you_mean
 
 Build = Callable[[nn.Module, Tensor, Tensor], Callable[[], Any]]
@@ -35,7 +36,7 @@ def base_optimizer(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
 
 
-def sgd(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
+def plain_loop(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
     """Take the step of an ordinary training loop, without any of this package."""
     optimizer = base_optimizer(model)
 
@@ -53,11 +54,11 @@ class EvenSuffix:
     def __init__(self) -> None:
         self.step = 0
 
-    def __call__(self, count: int, beta: float, generator: torch.Generator) -> Draw:
+    def __call__(self, count: int, beta: float, generator: torch.Generator) -> Mask:
         """Return the next draw; the generator is not used."""
         self.step += 1
-        lot, certain = self.step * GOLDEN_RATIO % 1, share_of_full_draws(beta)
-        return run_to_the_output(count, beta, lot, (lot - certain) / (1 - certain))
+        draw, certain = self.step * GOLDEN_RATIO % 1, share_of_full_draws(beta)
+        return run_to_the_output(count, beta, draw, (draw - certain) / (1 - certain))
 
 
 @dataclass(frozen=True)
@@ -70,16 +71,11 @@ class Registered:
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
         """Return the function that takes one step."""
         optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
-        if isinstance(optimizer, ESAM) and optimizer.choice is suffix:
-            optimizer.choice = EvenSuffix()
+        if isinstance(optimizer, ESAM) and optimizer.draw_mask is suffix:
+            optimizer.draw_mask = EvenSuffix()
         return lambda: optimizer.step(
             lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), batch_size=len(y)
         )
-
-
-def method(name: str, **settings: Any) -> Build:
-    """Return the contender that steps by a method of the registry."""
-    return Registered(name, settings)
 
 
 def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
@@ -101,32 +97,25 @@ def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[]
     return step
 
 
-_PAPER = {"ranking": "exact", "choose": "independent"}
-# beta = 0.6 and gamma = 0.5, the defaults: SWP leaves 2 beta of the first backward where it draws a suffix, 1 + beta
-# where it draws tensors one by one; SDS leaves gamma of the second pass, and the exact ranking takes a forward pass,
-# which one_forward lets serve the kept samples too
-CONTENDERS: dict[str, Contender] = {
-    "sgd": Contender(sgd, 3.0),
-    "sam": Contender(method("sam"), 6.0),
-    "asam": Contender(method("asam"), 6.0),
-    "looksam": Contender(method("looksam"), 3.6),
-    "esam": Contender(method("esam"), 3.7),
-    "esam-exact": Contender(method("esam", ranking="exact"), 4.7),
-    "esam-one-forward": Contender(method("esam", ranking="exact", one_forward=True), 4.2),
-    "esam-paper": Contender(method("esam", **_PAPER), 5.1),
-    "esam-independent": Contender(method("esam", choose="independent"), 4.1),
-    "esam-gradient": Contender(method("esam", ranking="gradient", choose="independent"), 4.1),
-    "esam-swp": Contender(method("esam-swp"), 5.2),
-    "esam-swp-independent": Contender(method("esam-swp", choose="independent"), 5.6),
-    "esam-sds": Contender(method("esam-sds"), 5.5),
-    "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0),
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "esam-aligned": ("esam", {"ranking": "aligned", "mask": "suffix"}),
+    "esam-exact-suffix": ("esam", {"mask": "suffix"}),
+    "esam-swp-suffix": ("esam-swp", {"mask": "suffix"}),
 }
+"""Forms of a registered method that are worth a time of their own."""
+OTHERS = {"base": Contender(plain_loop, 3.0), "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0)}
+"""Steps without any of this package: the base optimizer's own loop, and another package's SAM."""
 
 
 def contender(name: str) -> Contender:
-    """Return the contender of that name."""
-    if name not in CONTENDERS:
-        raise ValueError(
-            f"unknown contender {name!r}.{did_you_mean(name, CONTENDERS)} There are: {', '.join(CONTENDERS)}"
-        )
-    return CONTENDERS[name]
+    """Return the contender of that name: a method of the registry, a form of one, or another package's."""
+    name = ALIASES.get(name, name)
+    if name in OTHERS:
+        return OTHERS[name]
+    if name in FORMS:
+        method, settings = FORMS[name]
+        return Contender(Registered(method, settings), METHODS[method].units(settings))
+    known = [*METHODS, *FORMS, "pytorch_optimizer"]
+    if name not in METHODS:
+        raise ValueError(f"unknown contender {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
+    return Contender(Registered(name, {}), METHODS[name].units())

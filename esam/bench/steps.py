@@ -9,9 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
+from esam.report.sheets import Sheet
 from esam.train.models import build_model, fastest_memory_format
 from esam.train.record import environment
 
@@ -28,7 +28,9 @@ def bench_steps(
     """
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
-    passes = {name: _counted(*step) for name, step in steps.items()}  # a first step, which also warms up
+    passes = {
+        name: _counted(*step, bench.batch_size) for name, step in steps.items()
+    }  # a first step, which also warms up
     clock = _clock(bench)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(bench.rounds):
@@ -38,7 +40,7 @@ def bench_steps(
             steps[name][1]()
             times[name].append(clock() - start)
         on_round(number + 1)
-    bases = [name for name in ("sgd", "sam") if name in times]
+    bases = [name for name in ("base", "sam") if name in times]
     rows = {
         name: {
             "seconds": _spread(times[name]),
@@ -63,40 +65,23 @@ def prepared(bench: Bench, build: Build) -> tuple[nn.Module, Callable[[], Any]]:
     return model, build(model, x.contiguous(memory_format=layout), y)
 
 
-def steps_table(result: dict[str, Any]) -> Table:
-    """Return the result for the terminal: times and ratios with their intervals, counted passes and cost, memory."""
-    table = Table(title="{model}, batch {batch_size}, {threads} thread(s), {device}".format(**result["bench"]))
-    titles, *rows = _cells(result)
-    for title in titles:
-        table.add_column(title, justify="left" if title == titles[0] else "right", no_wrap=True)
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def steps_markdown(result: dict[str, Any]) -> str:
-    """Return the same table for a page."""
-    titles, *rows = _cells(result)
-    lines = [titles, ["---", *("---:" for _ in titles[1:])], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _cells(result: dict[str, Any]) -> list[list[str]]:
-    """Return the titles and, below them, the cells of each contender."""
+def steps_sheet(result: dict[str, Any]) -> Sheet:
+    """Return the result as a table: times and ratios with their intervals, counted passes and cost, memory."""
     rows: dict[str, dict[str, Any]] = result["contenders"]
-    ratios = [key for key in ("time / sgd", "time / sam") if any(key in row for row in rows.values())]
+    ratios = [key for key in ("time / base", "time / sam") if any(key in row for row in rows.values())]
     titles = ["step by", "ms", *ratios, *(f"total{key[4:]}" for key in ratios), "forward", "backward", "units", "MiB"]
-    cells = [titles]
+    lines = []
     for name, row in rows.items():
-        shown = [f"{1e3 * row['seconds']['median']:.0f}"]
-        shown += ["{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row[key]) for key in ratios]
-        shown += ["{of totals:.2f}".format(**row[key]) for key in ratios]
-        shown += [f"{row[key]:.3g}" for key in ("forwards", "backwards", "units")]
-        cells.append([name, *shown, f"{row['memory'] / 2**20:.0f}" if "memory" in row else ""])
-    return cells
+        cells = [name, f"{1e3 * row['seconds']['median']:.0f}"]
+        cells += ["{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row[key]) for key in ratios]
+        cells += ["{of totals:.2f}".format(**row[key]) for key in ratios]
+        cells += [f"{row[key]:.3g}" for key in ("forwards", "backwards", "units")]
+        lines.append((*cells, f"{row['memory'] / 2**20:.0f}" if "memory" in row else ""))
+    title = "{model}, batch {batch_size}, {threads} thread(s), {device}".format(**result["bench"])
+    return Sheet(title, tuple(titles), tuple(lines))
 
 
-def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
+def _counted(model: nn.Module, step: Callable[[], Any], batch: int) -> dict[str, float]:
     """Take one step and count its passes, in batches, by hooks on the model; rows without a gradient do not count."""
     forwards: list[int] = []
     backwards: dict[int, int] = {}
@@ -116,7 +101,7 @@ def _counted(model: nn.Module, step: Callable[[], Any]) -> dict[str, float]:
         step()
     finally:
         handle.remove()
-    return {"forwards": sum(forwards) / forwards[0], "backwards": sum(backwards.values()) / forwards[0]}
+    return {"forwards": sum(forwards) / batch, "backwards": sum(backwards.values()) / batch}
 
 
 def _compared(mine: list[float], theirs: list[float]) -> dict[str, Any]:

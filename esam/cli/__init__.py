@@ -19,6 +19,7 @@ commands:
   reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
   bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
+  methods           the methods that can be named, with their costs and settings
   models            the models that can be named
   recipes           the experiments that can be named
 
@@ -31,6 +32,7 @@ COMMANDS = {
     "reproduce": "reproduce",
     "bench": "bench",
     "report": "report",
+    "methods": "listing",
     "models": "listing",
     "recipes": "listing",
 }
@@ -58,6 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"esam: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("esam: interrupted; the same command goes on where it was", file=sys.stderr)
+        print("esam: interrupted; the same command resumes", file=sys.stderr)
         return 130
     return 0

@@ -13,7 +13,7 @@ import tyro
 from .parsing import parse
 
 if TYPE_CHECKING:
-    from esam.analyze import TrainedRun
+    from esam.train.trained import TrainedRun
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ class AnalyzeOptions:
     """How far landscape and line go; 1 is the norm of the weights' own filters."""
     groups: int = 1
     """Pairs of directions that the landscape is averaged over; the paper's is 10."""
+    batch_size: int = 250
+    """Images that are evaluated together: more take more memory."""
+    vmap: int = 1
+    """Points of landscape and line that are evaluated together; 4 or so is faster for a small model."""
     device: str = "auto"
     out: Path | None = None
     """Where to write the figures as JSON."""
@@ -59,13 +63,14 @@ def analyze(arguments: list[str]) -> None:
     if options.pictures is not None and not (options.landscape or options.line or options.density):
         raise ValueError("--pictures needs something to draw; say how fine: --landscape 31, --line 51 or --density 60")
     from esam.analysis import even_axis
-    from esam.analyze import described, figures, load_run
+    from esam.train.trained import described, figures, load_run
 
     for points in filter(None, (options.landscape, options.line)):
         even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
-    if options.groups < 1:
-        raise ValueError(f"groups must be 1 or more, got {options.groups!r}")
-    run = load_run(options.run, images=options.images, device=options.device)
+    for name in ("groups", "vmap"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"{name} must be 1 or more, got {getattr(options, name)!r}")
+    run = load_run(options.run, images=options.images, batch_size=options.batch_size, device=options.device)
     asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
     result = {**described(run), **figures(run, **{name: getattr(options, name) for name in asked})}
     print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {run.objective.count:,} training images")
@@ -91,19 +96,12 @@ def _write(path: Path | None, result: dict[str, Any]) -> None:
 
 def _landscape(run: TrainedRun, options: AnalyzeOptions, name: str, points: int, axes: int) -> dict[str, Any]:
     """Work out, tell and draw the loss on a plane or a line."""
-    from esam.analyze import random_landscape
+    from esam.train.trained import random_landscape
 
     kept = None if options.pictures is None else options.pictures / f"{name}.json"
+    asked = {option: getattr(options, option) for option in ("reach", "groups", "vmap")}
     with _progress(name) as progress:
-        found = random_landscape(
-            run,
-            points=points,
-            axes=axes,
-            reach=options.reach,
-            groups=options.groups,
-            path=kept,
-            progress=progress,
-        )
+        found = random_landscape(run, points=points, axes=axes, path=kept, progress=progress, **asked)
     print(f"  {name + ', lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
     if options.pictures is not None:
         from esam.analysis.plot import contours, lines, surfaces
@@ -121,8 +119,7 @@ def _draw_density(name: str, density: dict[str, Any], folder: Path) -> None:
 
     lowest = 1e-8 * max(density["density"])  # below lies what the smoothing makes up
     seen = [value if value > lowest else float("nan") for value in density["density"]]
-    drawn = {name: Curve(density["eigenvalues"], seen)}
-    labels = ("eigenvalue of the Hessian", "density")
+    drawn, labels = {name: Curve(density["eigenvalues"], seen)}, ("eigenvalue of the Hessian", "density")
     _print_paths(curves(folder / "density", drawn, x_label=labels[0], y_label=labels[1], title=name, log_y=True))
 
 

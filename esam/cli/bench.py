@@ -17,7 +17,7 @@ class BenchOptions:
     """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
 
     bench: tyro.conf.OmitArgPrefixes[Bench]
-    contenders: tuple[str, ...] = ("sgd", "sam", "esam", "esam-exact", "esam-paper", "esam-swp", "esam-sds")
+    contenders: tuple[str, ...] = ("base", "sam", "esam", "esam-swp", "esam-sds", "esam-random")
     """Who is timed; an unknown name is answered with all of them."""
     against: tuple[str, ...] = ()
     """Other packages to time beside them: pytorch_optimizer."""
@@ -33,20 +33,20 @@ def bench(arguments: list[str]) -> None:
         raise ValueError(f"esam bench knows one thing to measure, step, got {arguments[:1] or 'nothing'}")
     options = parse("bench step", BenchOptions, arguments[1:], bench=Bench())
     import json
-
-    from rich.console import Console
+    import shutil
 
     from esam.bench.contenders import contender
     from esam.bench.memory import peak_memory
-    from esam.bench.steps import bench_steps, steps_table
+    from esam.bench.steps import bench_steps, steps_sheet
     from esam.files import write_atomically
+    from esam.report.sheets import as_text
+    from esam.train.history import ALIASES
 
-    contenders = {name: contender(name) for name in (*options.contenders, *options.against)}
+    contenders = {ALIASES.get(name, name): contender(name) for name in (*options.contenders, *options.against)}
     result = bench_steps(options.bench, contenders)
     if options.memory:
         for name, row in result["contenders"].items():
             row["memory"] = peak_memory(options.bench, contenders[name])
-    console = Console()
-    console.print(steps_table(result), width=console.width if console.is_terminal else 120)
+    print(as_text(steps_sheet(result), shutil.get_terminal_size((120, 24)).columns))
     if options.out is not None:
         write_atomically(options.out, (json.dumps(result, indent=1) + "\n").encode())

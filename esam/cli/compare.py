@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tyro
 
 from esam.train.config import Config
 
-from .parsing import parse, settings_of, take_recipe
+from .parsing import given_settings, parse, settings_by_method, take_recipe, with_method_settings
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,8 @@ class CompareOptions:
     """Several methods and seeds on the same data, order, initial weights and budget. Interrupted, it resumes."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
-    methods: tuple[str, ...] = ("sgd", "sam", "esam")
-    """Methods to compare; sgd is the base optimizer alone."""
+    methods: tuple[str, ...] = ("base", "sam", "esam")
+    """Methods to compare, by their names in `esam methods`; base is the base optimizer alone."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run of each method for each seed."""
     set: tuple[str, ...] = ()
@@ -33,8 +33,8 @@ def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
     recipe = take_recipe(arguments)
     given = {"methods": recipe.methods, "seeds": recipe.seeds} if recipe else {}
-    start = recipe.config if recipe else Config(rho=None)
-    options = parse("compare", CompareOptions, arguments, config=start, **given)
+    start = recipe.config if recipe else Config()
+    options = parse("compare", with_method_settings(CompareOptions), arguments, config=start, **given)
     from rich.console import Console
 
     from esam.compare.launch import Launcher
@@ -43,9 +43,10 @@ def compare(arguments: list[str]) -> None:
     from esam.report import write_report
 
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
-    for method, own in settings_of(options.set).items():
+    for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
-    runs = plan(Comparison(options.config, options.methods, options.seeds, settings), options.out)
+    config = replace(options.config, settings={**options.config.settings, **given_settings(options)})
+    runs = plan(Comparison(config, options.methods, options.seeds, settings), options.out)
     console = Console()
     failure: RuntimeError | None = None
     try:

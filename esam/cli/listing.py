@@ -1,10 +1,15 @@
-"""``esam models`` and ``esam recipes``: what can be named."""
+"""``esam methods``, ``esam models`` and ``esam recipes``: what can be named."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from .parsing import parse
+
+
+@dataclass(frozen=True)
+class MethodsOptions:
+    """The methods that --method and --methods can name: what a step costs (SGD 3, SAM 6), and their settings."""
 
 
 @dataclass(frozen=True)
@@ -15,6 +20,16 @@ class ModelsOptions:
 @dataclass(frozen=True)
 class RecipesOptions:
     """The recipes that `esam compare` and `esam train` can name."""
+
+
+def methods(arguments: list[str]) -> None:
+    """``esam methods``: what can be named."""
+    parse("methods", MethodsOptions, arguments)
+    from esam.optim import METHODS
+
+    for name, method in METHODS.items():
+        settings = ", ".join(f"{key}={value}" for key, value in method.effective().items() if value is not None)
+        print(f"{name:12} {method.named('SGD'):24} {method.units():4.3g} units  {settings}".rstrip())
 
 
 def models(arguments: list[str]) -> None:

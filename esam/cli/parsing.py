@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from esam.train.config import Config
+from esam.train.config import Config, find_method
 from esam.train.names import did_you_mean
 
 if TYPE_CHECKING:
@@ -18,7 +18,35 @@ def parse(command: str, options: type[Any], arguments: list[str], **defaults: An
     """Return a command's options; ``defaults`` stand where the arguments say nothing."""
     default = options(**defaults) if defaults else None
     extra = {} if default is None else {"default": default}
-    return tyro.cli(options, prog=f"esam {command}", args=arguments, **extra)
+    hidden = (tyro.conf.SuppressFixed,)  # a mapping that no word on a command line can give
+    return tyro.cli(options, prog=f"esam {command}", args=arguments, config=hidden, **extra)
+
+
+def with_method_settings(options: type[Any]) -> type[Any]:
+    """Return the options with one more for each setting of any method, such as --rho; the registry knows them."""
+    from esam.optim import METHODS
+
+    takers: dict[str, list[str]] = {}
+    kinds: dict[str, type] = {}
+    for name, method in METHODS.items():
+        for setting, kind in method.options().items():
+            takers.setdefault(setting, []).append(name)
+            kinds[setting] = kind
+    fields = []
+    for setting, kind in kinds.items():
+        words = tyro.conf.arg(help=f"Of {', '.join(takers[setting])}; if not given, the method's own default.")
+        fields.append((setting, Annotated[kind | None, words], dataclasses.field(default=None)))
+    return dataclasses.make_dataclass(
+        options.__name__, fields, bases=(options,), frozen=True, namespace={"__doc__": options.__doc__}
+    )
+
+
+def given_settings(options: Any) -> dict[str, Any]:
+    """Return the settings of methods that were given, out of options made by ``with_method_settings``."""
+    from esam.optim import METHODS
+
+    names = {name for method in METHODS.values() for name in method.options()}
+    return {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
 
 
 def take_recipe(arguments: list[str]) -> Comparison | None:
@@ -33,16 +61,27 @@ def take_recipe(arguments: list[str]) -> Comparison | None:
     return RECIPES[name]()
 
 
-def settings_of(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Read sam.rho=0.1 as {"sam": {"rho": 0.1}}, each value by the type of its field."""
-    fields = {f.name: f for f in dataclasses.fields(Config)}
-    settings: dict[str, dict[str, Any]] = {}
+def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Read sam.rho=0.1 as {"sam": {"rho": 0.1}}, each value by the type that the method or the run has for it."""
+    fields = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", "settings"}
+    found: dict[str, dict[str, Any]] = {}
     for word in words:
         method, dot, rest = word.partition(".")
         name, equals, value = rest.partition("=")
-        if not dot or not equals or name not in fields:
-            hint = did_you_mean(name, fields)
-            raise ValueError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}.{hint}")
-        parsed = tyro.cli(Config, args=[f"--{name.replace('_', '-')}", value])
-        settings.setdefault(method, {})[name] = getattr(parsed, name)
-    return settings
+        if not dot or not equals:
+            raise ValueError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}")
+        options = find_method(method).options()
+        if name not in options and name not in fields:
+            hint = did_you_mean(name, {*options, *fields})
+            raise ValueError(f"{method} has no setting {name!r} of its own.{hint}")
+        found.setdefault(method, {})[name] = _value(name, value, options.get(name), word)
+    return found
+
+
+def _value(name: str, text: str, kind: type | None, word: str) -> Any:
+    if kind is None:  # a field of the run
+        return getattr(tyro.cli(Config, args=[f"--{name.replace('_', '-')}", text]), name)
+    try:
+        return kind(text)
+    except ValueError as error:
+        raise ValueError(f"{name} must be of type {kind.__name__}, got {word!r}") from error

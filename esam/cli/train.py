@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from esam.train.config import Config
 
-from .parsing import parse, take_recipe
+from .parsing import given_settings, parse, take_recipe, with_method_settings
+
+if TYPE_CHECKING:
+    from esam.compare.plan import Comparison
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,14 @@ class TrainOptions:
 def train(arguments: list[str]) -> None:
     """``esam train``: one run."""
     recipe = take_recipe(arguments)
-    options = parse("train", TrainOptions, arguments, config=recipe.config if recipe else Config())
+    start = recipe.config if recipe else Config()
+    options = parse("train", with_method_settings(TrainOptions), arguments, config=start)
+    config = options.config if recipe is None else _of_recipe(recipe, options.config)
+    config = replace(config, settings={**config.settings, **given_settings(options)})
     from rich.console import Console
 
-    from esam.measures import MEASURES
     from esam.train.runs import run
+    from esam.train.trained import MEASURES
 
     watchers: list[Callable[[dict[str, Any]], None]] = [_print_epoch]
     if options.tensorboard:
@@ -44,11 +50,20 @@ def train(arguments: list[str]) -> None:
         for watcher in watchers:
             watcher(metrics)
 
-    record = run(options.config, options.out, measures=MEASURES, watch=watch)
+    record = run(config, options.out, measures=MEASURES, watch=watch)
     assert record.end is not None, "a finished run has an end"
     last, best = (record.end["test_accuracy"][which] for which in ("last", "best"))
     told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
     Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _of_recipe(recipe: Comparison, asked: Config) -> Config:
+    """Return the recipe's run of the method that was asked for, with whatever else was asked for in place."""
+    from esam.compare.plan import configured
+
+    whole = configured(recipe, asked.method, asked.seed)
+    given = {f.name: getattr(asked, f.name) for f in fields(Config) if f.name != "settings"}
+    return replace(whole, **{name: value for name, value in given.items() if value != getattr(recipe.config, name)})
 
 
 def _print_epoch(metrics: dict[str, Any]) -> None:

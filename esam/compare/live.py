@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Table
 
-from esam.report.table import Column, Row, columns, summarise
-from esam.report.words import duration, summary
+from esam.report import summarise
+from esam.report.results import results_sheet
+from esam.report.sheets import as_text
+from esam.report.words import duration, sentences
 from esam.train.record import RunRecord
 
 from .launch import Launcher
@@ -30,44 +30,11 @@ def watch(launcher: Launcher, console: Console) -> None:
 
 
 def show_results(runs: Sequence[PlannedRun], console: Console) -> None:
-    """Print the table of the finished runs, one for each condition, and a sentence about them."""
+    """Print the table of the finished runs, one for each condition, and a sentence about each method."""
     records = [record for run in runs if (record := run.record()) is not None]
-    rows = summarise(records)
-    for condition in dict.fromkeys(row.condition for row in rows):
-        here = [row for row in rows if row.condition == condition]
-        for table in results_tables(here, condition, console.width):
-            console.print(table)
-        console.print(summary(here), highlight=False, markup=False)
-
-
-def results_tables(rows: Sequence[Row], title: str, width: int) -> list[Table]:
-    """Return the results in the columns that the report has too, in as many tables as the width asks for."""
-    shown = columns(rows)
-    names = [row.name for row in rows]
-    first = _width("Method", names)
-    parts: list[list[Column]] = [[]]
-    room = width - first
-    for column in shown:
-        taken = _width(column.title, [column.cell(row) for row in rows])
-        if taken > room and parts[-1]:
-            parts.append([])
-            room = width - first
-        parts[-1].append(column)
-        room -= taken
-    tables: list[Table] = []
-    for part in parts:
-        table = Table(title=title if title and not tables else None, title_justify="left")
-        table.add_column("Method", no_wrap=True)
-        for column in part:
-            table.add_column(column.title, justify="right", no_wrap=True)
-        for row in rows:
-            table.add_row(row.name, *(column.cell(row) for column in part))
-        tables.append(table)
-    return tables
-
-
-def _width(title: str, cells: Sequence[str]) -> int:
-    return max(len(title), *map(len, cells)) + 3  # a rule and two spaces
+    for condition, methods in summarise(records).items():
+        table = as_text(results_sheet(methods, condition), console.width)
+        console.print(f"{table}\n\n{sentences(methods)}\n", highlight=False, markup=False, emoji=False)
 
 
 class _Board:
@@ -88,8 +55,7 @@ class _Board:
         )
         for run in self.runs:
             record = run.record()
-            name = f"{run.config.method}, seed {run.config.seed}"
-            bars.add_task(name, total=100, completed=round(100 * _done(run, record)), last=_figures(record))
+            bars.add_task(_name(run), total=100, completed=round(100 * _done(run, record)), last=_figures(record))
         return Group(bars, self._time_left())
 
     def _time_left(self) -> str:
@@ -115,8 +81,11 @@ class _PlainLines:
             epochs = _epochs(record)
             if epochs > self.seen[run.folder]:
                 self.seen[run.folder] = epochs
-                name = f"{run.config.method}, seed {run.config.seed}"
-                self.console.print(f"{name}: {_figures(record)}", highlight=False, markup=False, soft_wrap=True)
+                self.console.print(f"{_name(run)}: {_figures(record)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _name(run: PlannedRun) -> str:
+    return f"{run.config.method}, seed {run.config.seed}"
 
 
 def _epochs(record: RunRecord | None) -> int:
@@ -140,11 +109,7 @@ def _share_done(runs: Sequence[PlannedRun]) -> float:
 def _figures(record: RunRecord | None) -> str:
     if record is None or not record.epochs:
         return "waiting"
-    last: dict[str, Any] = dict(record.epochs[-1])
+    last = record.epochs[-1]
     accuracy = next((e["test_accuracy"] for e in reversed(record.epochs) if e.get("test_accuracy") is not None), None)
-    parts = [
-        f"epoch {last['epoch']}",
-        f"train loss {last['train_loss']:.3f}" if last.get("train_loss") is not None else "",
-    ]
-    parts.append(f"test {100 * accuracy:.2f} %" if accuracy is not None else "")
-    return ", ".join(part for part in parts if part)
+    loss = "" if last.get("train_loss") is None else f", train loss {last['train_loss']:.3f}"
+    return f"epoch {last['epoch']}{loss}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %")

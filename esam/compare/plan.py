@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from esam.files import write_atomically
-from esam.train.config import METHOD_SETTINGS, Config
+from esam.train.config import Config, find_method
+from esam.train.history import ALIASES
 from esam.train.names import did_you_mean
-from esam.train.record import RECORD_NAME, RunRecord, config_id, read_record
+from esam.train.record import RECORD_NAME, RunRecord, read_first_line, read_record
 
 CONFIG_NAME = "config.json"
 
@@ -42,7 +45,7 @@ class Comparison:
     """Methods and seeds that share one configuration: the same data, order, initial weights and budget for each."""
 
     config: Config
-    methods: tuple[str, ...] = ("sgd", "sam", "esam")
+    methods: tuple[str, ...] = ("base", "sam", "esam")
     seeds: tuple[int, ...] = (0, 1, 2)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What differs for a method, as in ``{"sam": {"rho": 0.1}}``."""
@@ -52,31 +55,49 @@ def plan(comparison: Comparison, folder: str | Path) -> list[PlannedRun]:
     """Return one run for each seed and method, seed by seed, so that whole comparisons come first."""
     if not comparison.methods or not comparison.seeds:
         raise ValueError(f"a comparison needs methods and seeds, got {comparison.methods} and {comparison.seeds}")
-    methods = dict.fromkeys((*comparison.methods, *comparison.settings))
-    own = {method: _own_settings(method, comparison.settings.get(method, {})) for method in methods}
-    runs = []
-    for seed in comparison.seeds:
-        for method in comparison.methods:
-            config = dataclasses.replace(comparison.config, method=method, seed=seed, **own[method])
-            name = f"{method}-seed{seed}-{config_id(config.given())}"
-            runs.append(PlannedRun(config, Path(folder) / name))
-    return list(dict.fromkeys(runs))
+    for method, own in comparison.settings.items():
+        _check_own(method, own)
+    configs = [configured(comparison, method, seed) for seed in comparison.seeds for method in comparison.methods]
+    runs = [PlannedRun(config, folder_of(config, folder)) for config in configs]
+    return list({run.folder: run for run in runs}.values())
 
 
-def _own_settings(method: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what differs for a method: what is given for it by name, and None for common settings that are not its."""
-    from esam.optim import METHODS  # here: reading a plan must not wait for torch
-    from esam.train.runs import settings_of
+def configured(comparison: Comparison, method: str, seed: int) -> Config:
+    """Return the configuration of one run.
 
-    taken = settings_of(method)
-    known = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", *METHOD_SETTINGS} | {*taken}
+    A common setting reaches the methods that have it, unless it is what makes the method: esam-swp is ESAM with gamma
+    = 1, whatever gamma the others have. What is given for a method by name goes before both.
+    """
+    row = find_method(method)
+    names = {ALIASES.get(name, name): own for name, own in comparison.settings.items()}
+    own = dict(names.get(ALIASES.get(method, method), {}))
+    common = {k: v for k, v in comparison.config.settings.items() if k in row.options() and k not in row.settings}
+    settings = {**common, **{name: own.pop(name) for name in list(own) if name in row.options()}}
+    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, **own)
+
+
+def folder_of(config: Config, place: str | Path) -> Path:
+    """Return the folder of a run in a place: where a record of the same run is, or where a new one goes."""
+    place, name = Path(place), f"{config.method}-seed{config.seed}-{config.id()}"
+    if (place / name).exists() or not place.is_dir():
+        return place / name
+    return _known(place, place.stat().st_mtime_ns).get(config.id(), place / name)
+
+
+@lru_cache(maxsize=64)
+def _known(place: Path, changed: int) -> dict[str, Path]:
+    """Return the folders of recorded runs by their identities: earlier versions named them in other ways."""
+    found = {}
+    for path in sorted(place.glob(f"*/{RECORD_NAME}")):
+        with suppress(ValueError):  # a broken record, or one of settings that this version does not have
+            found[Config.from_json(read_first_line(path)["config"]).id()] = path.parent
+    return found
+
+
+def _check_own(method: str, given: Mapping[str, Any]) -> None:
+    known = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", "settings"} | {
+        *find_method(method).options()
+    }
     for name in given:
         if name not in known:
             raise ValueError(f"{method} has no setting {name!r} of its own.{did_you_mean(name, known)}")
-    # SAM has no gamma; esam-swp is ESAM with gamma = 1, where no ranking matters. Equal runs are shared, so what means
-    # nothing is dropped
-    own = METHODS[method].settings if method in METHODS else {}
-    off = [name for name in ("beta", "gamma") if own.get(name) == 1]
-    idle = [{"beta": "choose", "gamma": "ranking"}[name] for name in off]
-    dropped = [name for name in METHOD_SETTINGS if name not in taken or name in off or name in idle]
-    return {**dict.fromkeys(dropped), **given}

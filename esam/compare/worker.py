@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from esam.measures import MEASURES
 from esam.train.config import Config
 from esam.train.runs import run
+from esam.train.trained import MEASURES
 
 from .plan import CONFIG_NAME
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -79,27 +79,34 @@ def usable(norm: float) -> bool:
     return math.isfinite(norm) and norm > 0
 
 
-def l2_ascent(
-    weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: Sequence[float], *, norm: float | None = None
-) -> Eps:
-    """Return SAM's eps: ``rho * g / ||g||``.
+def l2_ascent(gradients: Sequence[Tensor], rho: Sequence[float], norm: float) -> Eps:
+    """Return SAM's eps: ``rho * g / norm``, the norm being that of the whole gradient.
 
-    ``rho`` has one value a tensor. ``norm`` replaces the norm of ``gradients`` where they are only a part of the whole
-    gradient. A gradient without direction (zero, inf or NaN) gives eps = 0.
+    ``rho`` has one value a tensor. A gradient without direction (norm zero, inf or NaN) gives eps = 0.
 
-    >>> weights, gradients = [torch.zeros(2)], [torch.tensor([3.0, 4.0])]
-    >>> l2_ascent(weights, gradients, [0.5]).tensors()
+    >>> gradients = [torch.tensor([3.0, 4.0])]
+    >>> l2_ascent(gradients, [0.5], whole_norm(gradients)).tensors()
     [tensor([0.3000, 0.4000])]
     """
-    return _along(gradients, whole_norm(gradients) if norm is None else norm, rho)
+    return _along(gradients, norm, rho)
 
 
-def adaptive_ascent(weights: Sequence[Tensor], gradients: Sequence[Tensor], rho: Sequence[float], *, eta: float) -> Eps:
-    """Return ASAM's eps: ``rho * T^2 g / ||T g||`` with ``T = |w| + eta``, element by element."""
+def adaptive_ascent(
+    weights: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    rho: Sequence[float],
+    *,
+    eta: float,
+    norm_of: Callable[[Sequence[Tensor]], float] | None = None,
+) -> Eps:
+    """Return ASAM's eps: ``rho * T^2 g / ||T g||`` with ``T = |w| + eta``, element by element.
+
+    ``norm_of`` is the norm of tensors of which these are only a part: shards of one rank.
+    """
     t = torch._foreach_abs(list(weights))
     torch._foreach_add_(t, eta)
     scaled = torch._foreach_mul(t, list(gradients))
-    norm = whole_norm(scaled)
+    norm = (norm_of or whole_norm)(scaled)
     torch._foreach_mul_(scaled, t)
     return _along(scaled, norm, rho)
 

@@ -2,107 +2,140 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from .randomness import RandomState, random_state, replayed
-
-Keep = slice | Tensor
-Closure = Callable[[Keep], Tensor]
-
+Closure = Callable[[slice | Tensor], Tensor]
 EVERYTHING = slice(None)
 
 
 @dataclass
 class Piece:
-    """Samples behind one closure: all of them, or a stretch; knows how to run them, and to run them again."""
+    """Samples behind one closure: all of them, or some; knows how to run them, and to run them again."""
 
     closure: Closure
-    devices: frozenset[torch.device] = frozenset()
+    devices: frozenset[torch.device]
+    """Accelerators whose random numbers later passes must see again."""
     size: int | None = None
-    stretch: tuple[int, int] | None = None
-    random: RandomState = field(default_factory=list)
-    ranked: Callable[[Tensor], Tensor | None] | None = None
-    """Gives the losses of kept samples out of a forward pass that ran already, or None where it cannot."""
+    samples: Tensor | None = None
+    """Which of the closure's samples these are; None: all."""
+    one_loss_each: bool = False
+    """Whether the closure must return a loss for each sample, not their mean."""
+    losses: Tensor = field(default_factory=lambda: torch.empty(0))
+    """Of each sample at theta, detached; a mean stands for each of its samples."""
+    _random: list[Tensor] = field(default_factory=list)
 
-    def first_losses(self, *, graph_expected: bool = True) -> Tensor:
-        """Run the samples and return a loss for each; remember the random state that they met."""
-        self.random = random_state(self.devices)
-        losses = checked_losses(self.closure(self._of_closure(None)), self.size, graph_expected=graph_expected)
-        self.size = len(losses)
+    def first_losses(self) -> Tensor:
+        """Run the samples and return what the closure does; remember the random state that they met."""
+        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+        losses = self._checked(self.closure(EVERYTHING if self.samples is None else self.samples), self.size)
+        self.size = self.size or losses.numel()
+        self.losses = losses.detach() if losses.dim() else losses.detach().expand(self.size)
         return losses
 
     def losses_again(self, keep: Tensor | None = None) -> Tensor:
         """Run all samples, or those at ``keep``, with the random numbers of the first pass."""
-        if keep is not None and self.ranked is not None:
-            ranked, self.ranked = self.ranked(keep), None
-            if ranked is not None:
-                return ranked
-        with replayed(self.random):
-            losses = self.closure(self._of_closure(keep))
-        return checked_losses(losses, self.count(keep))
+        samples = self.samples
+        if keep is not None:
+            samples = keep if samples is None else samples[keep.to(samples.device)]
+        with self._replayed():
+            losses = self.closure(EVERYTHING if samples is None else samples)
+        return self._checked(losses, self.count(keep))
 
     def count(self, keep: Tensor | None) -> int:
         """Return how many samples ``losses_again(keep)`` runs."""
         assert self.size is not None, "the first pass comes first"
         return self.size if keep is None else len(keep)
 
-    def _of_closure(self, keep: Tensor | None) -> Keep:
-        if self.stretch is None:
-            return EVERYTHING if keep is None else keep
-        return torch.arange(*self.stretch) if keep is None else keep + self.stretch[0]
+    def measured_size(self) -> int:
+        """Return how many samples stand behind the closure; costs a forward pass, moves no random stream."""
+        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+        with torch.no_grad(), self._replayed():
+            losses = checked_losses(self.closure(EVERYTHING), None)
+        if losses.dim() == 0:
+            raise ValueError(
+                "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or "
+                'return one loss per sample (reduction="none")'
+            )
+        return len(losses)
+
+    @contextmanager
+    def _replayed(self) -> Iterator[None]:
+        """Draw the random numbers of the first pass again (dropout masks), then go on where the stream was."""
+        kinds = {d.type for d in self.devices} or {"cuda"}
+        assert len(kinds) == 1, "a model is on the CPU and on accelerators of one kind"
+        with torch.random.fork_rng([d.index or 0 for d in self.devices], device_type=kinds.pop()):
+            torch.set_rng_state(self._random[0])
+            for device, state in zip(self.devices, self._random[1:], strict=True):
+                torch.get_device_module(device).set_rng_state(state, device)
+            yield
+
+    def _checked(self, losses: object, expected: int | None) -> Tensor:
+        losses = checked_losses(losses, expected)
+        if losses.dim() == 0 and self.one_loss_each:
+            raise ValueError(
+                "the closure returned a scalar; this method ranks samples, so return one loss per sample "
+                '(reduction="none")'
+            )
+        if torch.is_grad_enabled() and not losses.requires_grad:
+            raise ValueError(
+                "the closure returned losses without a graph; compute them from the model, without detach() or "
+                "no_grad(), and check that some parameter requires a gradient"
+            )
+        return losses
 
 
-def measured_size(closure: Closure, devices: frozenset[torch.device]) -> int:
-    """Return how many samples stand behind a closure; costs a forward pass, leaves the random stream where it was."""
-    with torch.no_grad(), replayed(random_state(devices)):
-        return len(checked_losses(closure(EVERYTHING), None))
+def mean_of(losses: Tensor) -> Tensor:
+    """Return the mean of what a closure returned."""
+    return losses.mean() if losses.dim() else losses
 
 
-def checked_closures(closure: Closure | Sequence[Closure] | None) -> list[Closure]:
-    """Return the closures of the micro-batches, or say what ``step`` wants."""
+def checked_closures(closure: Closure | Sequence[Closure]) -> list[Closure]:
+    """Return the closures of the micro-batches, or say what is wanted."""
     closures: list[object] = list(closure) if isinstance(closure, (list, tuple)) else [closure]
     if not closures:
         raise ValueError("step got an empty list of closures; pass one closure for each micro-batch of the batch")
     for c in closures:
         if not callable(c):
             raise ValueError(
-                f"step needs a closure, got {type(c).__name__}; pass a function of the samples to keep, such as "
+                f"a closure is wanted, got {type(c).__name__}; pass a function of the samples to keep, such as "
                 'lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none")'
             )
     return cast(list[Closure], closures)
 
 
-def checked_losses(losses: object, expected: int | None, *, graph_expected: bool = True) -> Tensor:
-    """Return the closure's losses, ``expected`` of them if that is known, or say what is wrong with them."""
+def checked_sizes(batch_size: int | Sequence[int] | None, closures: int) -> list[int | None]:
+    """Return the size of each closure's batch, None where it is not given."""
+    if batch_size is None:
+        return [None] * closures
+    sizes = [operator.index(n) for n in (batch_size if isinstance(batch_size, Sequence) else [batch_size])]
+    if len(sizes) != closures or min(sizes) < 1:
+        raise ValueError(f"batch_size must give one number >= 1 for each of {closures} closures, got {sizes}")
+    return list(sizes)
+
+
+def checked_losses(losses: object, expected: int | None) -> Tensor:
+    """Return what a closure returned, ``expected`` losses if that is known, or say what is wrong with it."""
     if not isinstance(losses, Tensor):
         raise ValueError(
             f"the closure returned {type(losses).__name__}; return a tensor of losses, one a sample, graph attached"
         )
-    if losses.dim() == 0:
-        raise ValueError(
-            "the closure returned a scalar; the step weighs and ranks samples, so return one loss per sample "
-            '(reduction="none")'
-        )
-    if losses.dim() != 1:
+    if losses.dim() > 1:
         raise ValueError(
             f"the closure returned losses of shape {tuple(losses.shape)}; return one loss per sample, shape (batch,): "
             "average over the other dimensions, for example losses.flatten(1).mean(1)"
         )
-    if len(losses) == 0:
+    if losses.numel() == 0:
         raise ValueError("the closure returned no losses: the batch is empty; skip empty batches")
     if not losses.is_floating_point():
         raise ValueError(f"the closure returned losses of type {losses.dtype}; return floating-point losses")
-    if graph_expected and torch.is_grad_enabled() and not losses.requires_grad:
-        raise ValueError(
-            "the closure returned losses without a graph; compute them from the model, without detach() or no_grad(), "
-            "and check that some parameter requires a gradient"
-        )
-    if expected is not None and len(losses) != expected:
+    if losses.dim() and expected is not None and len(losses) != expected:
         raise ValueError(
             f"the closure returned {len(losses)} losses for {expected} samples; index inputs and targets by its "
             "argument, as in model(x[keep]), y[keep]"
@@ -110,34 +143,15 @@ def checked_losses(losses: object, expected: int | None, *, graph_expected: bool
     return losses
 
 
-def cut_into_groups(pieces: list[Piece], sizes: list[int], m: int) -> list[list[Piece]]:
-    """Cut the batch into groups of ``m`` consecutive samples; the last one may be smaller."""
-    groups: list[list[Piece]] = []
-    room = 0
-    for piece, size in zip(pieces, sizes, strict=True):
-        start = 0
-        while start < size:
-            if room == 0:
-                groups.append([])
-                room = m
-            stop = min(size, start + room)
-            whole = stop - start == size
-            groups[-1].append(Piece(piece.closure, piece.devices, stop - start, None if whole else (start, stop)))
-            room -= stop - start
-            start = stop
-    return groups
-
-
-def shared_out(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tensor | None]]:
+def split_by_piece(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tensor | None]]:
     """Return the pieces that hold kept samples, each with its own, counted from the piece's start."""
     if len(pieces) == 1:
         return [(pieces[0], keep)]
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:
-        stop = start + piece.count(None)
-        inside = keep[(keep >= start) & (keep < stop)] - start
+        inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
         if len(inside):
             shares.append((piece, inside))
-        start = stop
+        start += piece.count(None)
     return shares

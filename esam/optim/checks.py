@@ -1,8 +1,10 @@
-"""What may a setting be? Each check returns the value, or says what was given and what is allowed."""
+"""What may a setting be, and where does a warning point? Each check returns the value, or says what is allowed."""
 
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 
 
 def checked_number(name: str, value: object) -> float:
@@ -25,3 +27,11 @@ def checked_count(name: str, value: object, of: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} must be a whole number of {of} >= 1, got {value!r}")
     return value
+
+
+def warn_caller(message: str) -> None:
+    """Warn, naming the first line outside this package and torch: schedulers and hooks wrap ``step``."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("esam", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

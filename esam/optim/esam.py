@@ -2,48 +2,41 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, final
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import Eps, l2_ascent, root_sum_of_squares, tensor_norms
+from .ascent import Eps, l2_ascent, root_sum_of_squares
+from .buffers import has_batch_statistics
 from .checks import checked_share
-from .choice import checked_choice
-from .one_forward import OneForward
-from .ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest
-from .step import SharpnessAware, Targets
+from .mask import DrawMask, checked_mask
+from .parallel import Gradients
+from .ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
+from .step import SharpnessAware
+from .underway import Targets
 
 
 @final
 class ESAM(SharpnessAware):
     """Step like SAM for less: a random share of the tensors is perturbed, a chosen share of the samples trains.
 
-    The paper's own form is ``ranking="exact", choose="independent"``; the defaults are cheaper and, where we measured,
-    more accurate.
+    By its defaults it is Algorithm 1 of the paper. A free relative, ``METHODS["esam-random"]``, keeps a random half of
+    the samples (``ranking="random"``) and draws tensors as a run to the output (``mask="suffix"``).
 
     Args:
-        base: Any torch optimizer; it makes the step.
-        model: The module that ``base`` trains; its BatchNorm statistics move in the first pass only.
-        rho: Radius of the neighbourhood, as for SAM.
+        base, model, rho, m, perturbation, seed: As for SAM; with ``m``, samples are selected in each group too.
         beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
-        ranking: How the samples are chosen: "random" (free, and the most accurate where we measured), "exact" (by the
-            rise of the loss, as the paper; one more forward pass), "gradient" (by the norm of the sample's gradient in
-            the last linear layer; free), "aligned" (by its product with the batch's; free), "loss" (by the loss at
-            theta; free), or a function of ``Candidates`` that returns one score a sample.
-        choose: How tensors are drawn: "suffix", a run from a random depth to the output with mean share beta, so that
-            the first backward stops early; or "independent", each with probability beta, as the paper.
+        ranking: How the samples are chosen: "exact" (by the rise of the loss, as the paper; one more forward pass),
+            "aligned" (by the product of the sample's gradient with the batch's in the last linear layer; free),
+            "random" (free), or a function of ``Candidates`` that returns one score a sample.
+        mask: How tensors are drawn: "independent", each with probability beta, as the paper; "suffix", a run from a
+            random depth to the output with mean share beta, so that the first backward stops early; or a function.
         norm: "full" divides by the norm of the whole gradient, a tensor not drawn counting with the norm it had when
             last drawn, so that eps is SAM's on average; "selected" by the norm of the drawn part, as released.
-        one_forward: Let the forward pass that ranks the samples serve the second pass too: its backward runs on the
-            kept ones. The same gradients in less time, if the model computes each sample on its own; it is traced, and
-            proved right, at first use. Where that cannot be (BatchNorm in training mode, DistributedDataParallel,
-            autocast, compiled models, hooks inside, several micro-batches, and whatever cannot be traced) the kept
-            samples run forward again, as without it, and a warning says why. For rankings that cost a forward pass.
-        m: Perturb and select in each group of m samples of the batch; None: in the batch as a whole.
-        seed: Seed of the optimizer's own generator; None: torch's initial seed.
 
     >>> import torch
     >>> model = nn.Linear(4, 1)
@@ -51,6 +44,8 @@ class ESAM(SharpnessAware):
     >>> optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
     >>> loss = optimizer.step(lambda keep: (model(x[keep]).squeeze(1) - y[keep]) ** 2)
     """
+
+    memory_by_parameter = {"norms": "number"}
 
     def __init__(
         self,
@@ -60,48 +55,70 @@ class ESAM(SharpnessAware):
         rho: float = 0.05,
         beta: float = 0.6,
         gamma: float = 0.5,
-        ranking: str | Ranking = "random",
-        choose: str = "suffix",
+        ranking: str | Ranking = "exact",
+        mask: str | DrawMask = "independent",
         norm: Literal["full", "selected"] = "full",
-        one_forward: bool = False,
         m: int | None = None,
+        perturbation: Literal["rank", "global"] = "rank",
         seed: int | None = None,
     ) -> None:
         if norm not in ("full", "selected"):
             raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
         self.beta, self.gamma, self.norm = checked_share("beta", beta), checked_share("gamma", gamma), norm
-        self.ranking, self.choice = checked_ranking(ranking), checked_choice(choose)
+        self.ranking, self.draw_mask = checked_ranking(ranking), checked_mask(mask)
         self.reads_head = getattr(self.ranking, "reads_head", False)
-        super().__init__(base, model, rho=rho, m=m, seed=seed)
-        self.one_forward = OneForward(model) if one_forward else None
+        self.reads_losses = self.gamma < 1 and self.ranking is not random
+        self.draws_samples = self.gamma < 1 and self.ranking not in (exact, aligned)
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
         self._norms: dict[int, float] = {}
+        self._drawn: list[int] = []
+        self._seen: dict[int, float] = {}
 
-    def choose(self, targets: Targets) -> Targets:
-        """Draw tensors, and divide the radius of each by the probability that it is drawn."""
+    @staticmethod
+    def idle(settings: Mapping[str, Any]) -> set[str]:
+        """Without SDS no ranking matters, without SWP no mask and no norm."""
+        idle = {"ranking"} if settings["gamma"] == 1 else set()
+        return idle | {"mask", "norm"} if settings["beta"] == 1 else idle
+
+    def mask(self, targets: Targets) -> Targets:
+        """Draw tensors, in the order of the model, and divide each one's radius by the probability of its draw."""
+        self._drawn, self._seen = [], {}
         if self.beta == 1:
             return targets
-        draw = self.choice(len(targets), self.beta, self.generator)
+        depth = {id(p): i for i, p in enumerate(self.model.parameters())}
+        order = sorted(range(len(targets)), key=lambda i: depth.get(id(targets.weights[i]), len(depth)))
+        targets = targets.only(order)
+        mask = self.draw_mask(len(targets), self.beta, self.generator)
         # a tensor whose norm is not known yet is taken for certain, so unscaled
         new = {i for i, n in enumerate(targets.index) if self.norm == "full" and n not in self._norms}
-        rho = [r if i in new else r / draw.probabilities[i] for i, r in enumerate(targets.rho)]
-        return Targets(targets.weights, rho, targets.index).only(sorted(new.union(draw.picks)))
+        rho = [r if i in new else r / mask.probabilities[i] for i, r in enumerate(targets.rho)]
+        drawn = replace(targets, rho=rho).only(sorted(new.union(mask.picks)))
+        self._drawn = drawn.index
+        return drawn
 
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
+    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
         """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""
         if self.beta == 1 or self.norm == "selected":
-            return l2_ascent(chosen.weights, gradients, chosen.rho)
-        norms = dict(zip(chosen.index, tensor_norms(gradients), strict=True))
-        self._norms = {**self._norms, **{n: norm for n, norm in norms.items() if math.isfinite(norm)}}
-        remembered = [self._norms.get(n, 0.0) for n in chosen.left_out]
-        return l2_ascent(
-            chosen.weights, gradients, chosen.rho, norm=root_sum_of_squares([*norms.values(), *remembered])
-        )
+            return super().ascent(drawn, gradients)
+        norms = self.parallel.norms(gradients)
+        self._seen |= dict(zip(drawn.index, norms, strict=True))
+        others = [self._norms.get(n, 0.0) for n in drawn.left_out]
+        return l2_ascent(gradients, drawn.rho, root_sum_of_squares([*norms, *others]))
 
     def select(self, batch: Candidates) -> Tensor | None:
         """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""
         if self.gamma == 1:
             return None
-        return keep_highest(checked_scores(self.ranking(batch), batch), self.gamma)
+        scores = checked_scores(self.ranking(batch), batch)
+        lonely = len(scores) > 1 and round(self.gamma * len(scores)) < 2
+        return keep_highest(scores, self.gamma, least=2 if lonely and has_batch_statistics(self.model) else 1)
+
+    def combine(self, first: Gradients | None, scale: float) -> None:
+        """Remember the norms of this step: the same ones on every rank."""
+        if self._seen or self._drawn:
+            seen = [self._seen.get(n) for n in self._drawn]
+            known = zip(self._drawn, self.parallel.mean_squares(seen), strict=True)
+            self._norms = {**self._norms, **{n: norm for n, norm in known if norm is not None}}
 
     def memory(self) -> dict[str, Any]:
         """Return the norm that each tensor's gradient had when it was last drawn."""
@@ -109,4 +126,4 @@ class ESAM(SharpnessAware):
 
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
-        self._norms = dict(memory["norms"])
+        self._norms = {n: norm for n, norm in memory["norms"].items() if norm >= 0}

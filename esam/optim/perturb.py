@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from .ascent import Eps
+from .checks import warn_caller
+
+_LOW_PRECISION = (torch.float16, torch.bfloat16)
 
 
 @contextmanager
-def perturbed(weights: Sequence[Tensor], eps: Eps) -> Iterator[list[Tensor]]:
+def perturbed(
+    weights: Sequence[Tensor], eps: Eps, *, on_move: Callable[[], None] = torch.clear_autocast_cache
+) -> Iterator[list[Tensor]]:
     """Hold the weights at theta + eps; yield theta; leaving restores theta bit for bit and in place, also on an error.
 
     The tensors and their storage stay the caller's: nothing is swapped, so views, compiled graphs and other optimizers
-    keep seeing the same weights.
+    keep seeing the same weights. ``on_move`` is called whenever the weights have moved: by default, autocast's cached
+    low-precision copies of them are dropped.
 
     >>> weight = torch.tensor([1.0, 2.0])
     >>> with perturbed([weight], Eps([torch.ones(2)], [0.5])):
@@ -35,12 +41,12 @@ def perturbed(weights: Sequence[Tensor], eps: Eps) -> Iterator[list[Tensor]]:
         try:
             eps.add_to(weights)
             del eps
-            forget_casts()
+            on_move()
             with torch.enable_grad():
                 yield theta
         finally:
             torch._foreach_copy_(weights, theta)
-            forget_casts()
+            on_move()
 
 
 def _clones(tensors: list[Tensor]) -> list[Tensor]:
@@ -49,17 +55,15 @@ def _clones(tensors: list[Tensor]) -> list[Tensor]:
     return [t.clone() for t in tensors]
 
 
-def forget_casts() -> None:
-    """Drop autocast's cached low-precision copies of the weights.
-
-    In an ``autocast`` block that spans the whole step they would still be those of the weights before the move.
-    """
-    torch.clear_autocast_cache()
-
-
-def moved_share(theta: Sequence[Tensor], weights: Sequence[Tensor], eps: Sequence[Tensor]) -> float:
-    """Return the share of the weights with eps != 0 that really moved: rounding swallows steps below half a unit."""
-    with torch.no_grad():
-        moved = sum(int(torch.count_nonzero(w != t)) for t, w in zip(theta, weights, strict=True))
-        meant = sum(int(torch.count_nonzero(e)) for e in eps)
-    return moved / meant if meant else 1.0
+def warn_of_rounding(theta: Sequence[Tensor], weights: Sequence[Tensor], eps: Eps) -> None:
+    """Warn where low precision swallows most of a perturbation: it rounds away steps below half a unit."""
+    low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
+    if not low:
+        return
+    moved = sum(int(torch.count_nonzero(weights[i] != theta[i])) for i in low)
+    meant = sum(int(torch.count_nonzero(eps.factors[i] * eps.directions[i])) for i in low)
+    if meant and moved < 0.5 * meant:
+        warn_caller(
+            f"the perturbation moves only {moved / meant:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
+            "so it does little here; keep the weights in float32 and compute in low precision with torch.autocast"
+        )

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .head import Head
+
+@dataclass(frozen=True)
+class Head:
+    """The model's last linear layer at theta, sample by sample."""
+
+    inputs: Tensor
+    """What entered the layer, shape (batch, features)."""
+    gradients: Tensor
+    """The gradient of each sample's own loss at the layer's output, shape (batch, outputs)."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +29,11 @@ class Candidates:
     perturbed_losses: Callable[[], Tensor]
     """Run the batch forward at theta + eps and return the loss of each sample: costs one forward pass."""
     generator: torch.Generator
-    """The optimizer's own CPU generator, for rankings that draw."""
+    """A CPU generator of this step, for rankings that draw."""
     head: Head | None = None
     """What the last linear layer saw at theta; only for rankings marked by ``reads_head``."""
+    part: Tensor | None = None
+    """The positions of the samples that ran apart in the first pass, where the method has such a part."""
 
 
 Ranking = Callable[[Candidates], Tensor]
@@ -34,14 +45,9 @@ def exact(batch: Candidates) -> Tensor:
     return batch.perturbed_losses() - batch.losses
 
 
-def loss(batch: Candidates) -> Tensor:
-    """Score by the loss at theta: free, and drawn to wrong labels."""
-    return batch.losses
-
-
 def random(batch: Candidates) -> Tensor:
     """Score by a coin: free, the paper's control."""
-    return torch.rand(len(batch.losses), generator=batch.generator).to(batch.losses.device)
+    return torch.rand(len(batch.losses), generator=batch.generator, device="cpu").to(batch.losses.device)
 
 
 def reads_head(ranking: Ranking) -> Ranking:
@@ -51,45 +57,31 @@ def reads_head(ranking: Ranking) -> Ranking:
 
 
 @reads_head
-def gradient_norm(batch: Candidates) -> Tensor:
-    """Score by the norm of the sample's gradient in the last linear layer: free, for any loss."""
-    assert batch.head is not None, "a ranking marked by reads_head is given the head"
-    # the gradient of weight and bias is the outer product of the output's gradient and (input, 1)
-    inputs = (batch.head.inputs.square().sum(1) + 1).sqrt()
-    scores: Tensor = torch.linalg.vector_norm(batch.head.gradients, dim=1) * inputs
-    return scores
-
-
-@reads_head
 def aligned(batch: Candidates) -> Tensor:
     """Score by the product of the sample's gradient with the batch's in the last linear layer: free, for any loss.
 
     To first order and up to a factor, it is the rise that the layer's part of SAM's eps brings.
     """
     assert batch.head is not None, "a ranking marked by reads_head is given the head"
-    inputs, gradients = batch.head.inputs, batch.head.gradients
-    moved = inputs @ (inputs.T @ gradients) + gradients.sum(0)  # how the layer's outputs move along that eps
-    return (gradients * moved).sum(1)
+    # in float32 at least, and outside of autocast: products of gradients overflow half precision
+    with torch.autocast(batch.losses.device.type, enabled=False):
+        inputs, gradients = (_at_least_float32(t) for t in (batch.head.inputs, batch.head.gradients))
+        moved = inputs @ (inputs.T @ gradients) + gradients.sum(0)  # how the layer's outputs move along that eps
+        return (gradients * moved).sum(1)
 
 
-RANKINGS: dict[str, Ranking] = {
-    "exact": exact,
-    "aligned": aligned,
-    "gradient": gradient_norm,
-    "loss": loss,
-    "random": random,
-}
+RANKINGS: dict[str, Ranking] = {"exact": exact, "aligned": aligned, "random": random}
 
 
-def keep_highest(scores: Tensor, gamma: float) -> Tensor:
+def keep_highest(scores: Tensor, gamma: float, least: int = 1) -> Tensor:
     """Return the indices of the share ``gamma`` with the highest scores, in ascending order.
 
-    Exactly ``max(1, round(gamma * B))`` of them; ties go to the lower index; a NaN score comes last.
+    Exactly ``round(gamma * B)`` of them, but no fewer than ``least``; ties go to the lower index; a NaN comes last.
 
     >>> keep_highest(torch.tensor([0.1, 0.7, 0.7, 0.3]), gamma=0.5)
     tensor([1, 2])
     """
-    k = max(1, round(gamma * len(scores)))
+    k = max(least, round(gamma * len(scores)))
     order = torch.sort(scores, descending=True, stable=True).indices
     order = order[torch.isnan(scores)[order].byte().sort(stable=True).indices]  # torch sorts NaN first
     return order[:k].sort().values
@@ -111,3 +103,57 @@ def checked_scores(scores: object, batch: Candidates) -> Tensor:
         got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"the ranking returned {got}; return one score for each sample: a tensor of shape {shape}")
     return scores
+
+
+class HeadWatch:
+    """Collects what the model's last ``nn.Linear`` sees in the first pass: a hook, and one more input of backward."""
+
+    def __init__(self, model: nn.Module) -> None:
+        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
+        if not layers:
+            raise ValueError('ranking="aligned" reads the last nn.Linear of the model, and there is none; use "exact"')
+        self._layer = layers[-1]
+        self._inputs: list[Tensor] = []
+        self._outputs: list[Tensor] = []
+        self._gradients: list[Tensor] = []
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Collect inside this block."""
+
+        def collect(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            if not output.requires_grad:  # no weight before it takes part in this pass
+                output = output.detach().requires_grad_().clone()
+            self._inputs.append(inputs[0].detach())
+            self._outputs.append(output)
+            return output
+
+        handle = self._layer.register_forward_hook(collect)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def take_output(self, samples: int) -> Tensor:
+        """Return the output of the pass just run, to be differentiated too."""
+        if len(self._outputs) != 1 or self._outputs[0].dim() != 2 or len(self._outputs[0]) != samples:
+            shapes = [tuple(output.shape) for output in self._outputs]
+            raise ValueError(
+                f'ranking="aligned" reads the last nn.Linear of the model, called once with one row a sample; it gave '
+                f'{shapes} for {samples} samples; use "exact"'
+            )
+        return self._outputs.pop()
+
+    def give_gradient(self, gradient: Tensor | None, samples: int, scale: float) -> None:
+        """Take the gradient at that output of the mean loss times ``scale``."""
+        assert gradient is not None, "the output was asked for"
+        self._gradients.append(_at_least_float32(gradient) * (samples / scale))
+
+    def head(self, pieces: list[int]) -> Head:
+        """Return what was collected in these pieces of the batch, together."""
+        inputs, gradients = ([found[i] for i in pieces] for found in (self._inputs, self._gradients))
+        return Head(torch.cat(inputs), torch.cat(gradients))
+
+
+def _at_least_float32(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

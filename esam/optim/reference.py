@@ -92,14 +92,14 @@ class ESAM:
         if self.beta == 1:
             chosen, scale = [True] * len(g), 1.0
         else:
-            lots = torch.rand(len(g), generator=self.generator)
-            chosen = [bool(lot < self.beta) for lot in lots]
+            draws = torch.rand(len(g), generator=self.generator)
+            chosen = [bool(draw < self.beta) for draw in draws]
             if not any(chosen):
                 chosen[int(torch.randint(len(g), (), generator=self.generator))] = True
             first_step = not self.last_norm
             if first_step:
                 chosen = [True] * len(g)
-            scale = 1.0 if first_step else 1 / self.beta
+            scale = 1.0 if first_step else 1 / (self.beta + (1 - self.beta) ** len(g) / len(g))
         if not self.last_norm:
             self.last_norm = [0.0] * len(g)
         for n in range(len(g)):

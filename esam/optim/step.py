@@ -1,91 +1,72 @@
-"""How does one sharpness-aware step flow? Here, once; a method only chooses the parts."""
+"""How does one sharpness-aware step flow? Here, once, in three phases; a method only chooses the parts."""
 
 from __future__ import annotations
 
 import math
-import operator
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import final
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
-from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
-from .ascent import Eps
-from .batch import Closure, Piece, checked_closures, cut_into_groups, measured_size, shared_out
-from .checks import checked_count
-from .head import HeadWatch
-from .one_forward import OneForward
-from .passes import Gradients, added, first_pass, marking_the_last, mean_over_ranks, overflowed, plain_pass, second_pass
-from .perturb import forget_casts, moved_share, perturbed
-from .ranking import Candidates
-from .statistics import copy_statistics, frozen_statistics, restore_statistics, tracking_layers
-from .warn import warn_caller
-from .workarounds import GraphFaults
+from .ascent import Eps, l2_ascent
+from .batch import Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
+from .buffers import Buffers, kept_buffers
+from .checks import checked_count, checked_number
+from .combine import added
+from .graph import graph_of
+from .parallel import Gradients, refusing_hidden_replicas
+from .perturb import perturbed, warn_of_rounding
+from .ranking import Candidates, HeadWatch
+from .underway import Group, Step, Targets
 from .wrapper import Wrapper
-
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Tensors that a pass differentiates, side by side with what each needs."""
-
-    weights: list[Tensor]
-    rho: list[float]
-    index: list[int]
-    """Each tensor's place among all the optimizer's parameters: a key that outlives a restart."""
-    left_out: tuple[int, ...] = ()
-    """Places of the tensors that could have been perturbed but were not chosen."""
-
-    def __len__(self) -> int:
-        return len(self.weights)
-
-    def only(self, picks: Sequence[int]) -> Targets:
-        """Return the targets at these positions; the others are left out."""
-        picked = set(picks)
-        return Targets(
-            [self.weights[i] for i in picks],
-            [self.rho[i] for i in picks],
-            [self.index[i] for i in picks],
-            self.left_out + tuple(n for i, n in enumerate(self.index) if i not in picked),
-        )
-
-    def having(self, gradients: Gradients) -> Targets:
-        """Return the targets that have a gradient."""
-        if all(n in gradients for n in self.index):
-            return self
-        return self.only([i for i, n in enumerate(self.index) if n in gradients])
 
 
 class SharpnessAware(Wrapper):
     """Step by the gradient at theta + eps, with any torch optimizer as the base.
 
-    A method overrides some of the parts ``perturbs_now``, ``choose``, ``ascent``, ``select`` and ``combine``, and, if
-    it remembers something from step to step, ``memory`` and ``load_memory``; never ``step``.
+    A method overrides some of the parts below and, if it remembers something from step to step, ``memory`` and
+    ``load_memory``; never a phase.
+
+    Args:
+        base: Any torch optimizer; it makes the step.
+        model: The module that ``base`` trains; its buffers (BatchNorm statistics, ...) move in the first pass only.
+        rho: Radius of the neighbourhood; 0 is the base optimizer itself.
+        m: Perturb each group of m samples of the batch by its own eps (m-sharpness); None: one eps for the batch.
+        perturbation: Under DistributedDataParallel, "rank": each rank perturbs by its own gradient; "global": all by
+            the mean of theirs, for one more exchange of gradients.
+        seed: Seed of the optimizer's own generator; None: torch's initial seed.
     """
 
-    whole_gradient: bool = False
-    """Whether ``combine`` wants the first gradient of every trainable tensor, not only of the chosen ones."""
-
-    reads_head: bool = False
+    whole_gradient = False
+    """Whether the method wants the first gradient of every trainable tensor, not only of the drawn ones."""
+    reads_losses = False
+    """Whether ``select`` looks at single losses: a closure must then return one a sample."""
+    reads_head = False
     """Whether ``select`` looks at what the last linear layer saw."""
-
-    one_forward: OneForward | None = None
-    """Lets the second pass start from the forward pass that ranked the samples; None: they run forward again."""
+    draws_samples = False
+    """Whether ``part`` or ``select`` draws random numbers."""
+    runs_rest = True
+    """Whether the samples outside ``part`` run in the first pass too."""
+    second_weight = 1.0
+    """Factor on the second gradient."""
 
     def __init__(
-        self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None = None, seed: int | None = None
+        self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None, perturbation: str, seed: int | None
     ) -> None:
         self.m = None if m is None else checked_count("m", m, "samples")
-        super().__init__(base, model, rho=rho, seed=seed)
+        super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
+        self._step: Step | None = None
         self._rounding_checked = False
-        self._faults = GraphFaults()
+
+    @staticmethod
+    def idle(settings: Mapping[str, Any]) -> set[str]:
+        """Return the settings that have no effect beside the others."""
+        return set()
 
     # The parts ------------------------------------------------------------------------------------------------------
 
@@ -93,22 +74,69 @@ class SharpnessAware(Wrapper):
         """Tell whether this step perturbs; if not, it is the base's own step with ``combine`` on top."""
         return True
 
-    def choose(self, targets: Targets) -> Targets:
+    def mask(self, targets: Targets) -> Targets:
         """Return the tensors to perturb in this step, each with its radius."""
         return targets
 
-    @abstractmethod
-    def ascent(self, chosen: Targets, gradients: list[Tensor]) -> Eps:
-        """Return eps for the chosen tensors."""
+    def part(self, size: int, generator: torch.Generator) -> Tensor:
+        """Return the indices of the part S of a batch that runs apart in the first pass: its gradient gives eps."""
+        raise NotImplementedError
+
+    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
+        """Return eps for the drawn tensors that have a gradient: by default SAM's, ``rho g / ||g||``."""
+        return l2_ascent(gradients, drawn.rho, self.parallel.norm(gradients))
 
     def select(self, batch: Candidates) -> Tensor | None:
         """Return the indices of the samples that take the second pass; None for all of them."""
-        return None
+        raise NotImplementedError
 
-    def combine(self, first: Gradients | None) -> None:
-        """Change ``.grad`` before the base steps; ``first`` is the whole first gradient; None: not perturbed."""
+    def remainder(self, batch: Gradients, part: Gradients) -> Gradients:
+        """Return what the second gradient is added to, out of the first gradients of the batch and of its part."""
+        return {}
 
-    # The flow -------------------------------------------------------------------------------------------------------
+    def combine(self, first: Gradients | None, scale: float) -> None:
+        """Change ``.grad``, which is ``scale`` times the gradient; ``first`` as at theta; None: not perturbed."""
+
+    # The phases -----------------------------------------------------------------------------------------------------
+
+    @final
+    def accumulate(
+        self, closure: Closure, scaler: GradScaler | None = None, *, batch_size: int | None = None
+    ) -> Tensor:
+        """Take the first pass of one micro-batch and return its losses at theta, detached.
+
+        Args:
+            closure: Called with ``slice(None)`` or a tensor of indices; returns the loss of each of those samples, or,
+                where no ranking reads single losses, their mean; graph attached.
+            scaler: A ``GradScaler`` for fp16.
+            batch_size: How many samples the micro-batch has. Read with ``m``, by methods that run a part of the batch,
+                and where the closure returns a mean; left out where it is needed, a forward pass finds it out.
+        """
+        (closure,), (size,) = checked_closures(closure), checked_sizes(batch_size, 1)
+        return self._accumulate(closure, size, _enabled(scaler), last=False)
+
+    @final
+    def gradient(self, scaler: GradScaler | None = None) -> Tensor:
+        """Perturb, take the second passes, and return the mean loss at theta; ``.grad`` is final, but still scaled.
+
+        Clip it, unscale it, and call ``step()`` without a closure.
+        """
+        step, scaler = self._step, _enabled(scaler)
+        if step is None or step.ready:
+            raise ValueError("gradient() has nothing to work on; call accumulate(closure) for each micro-batch first")
+        with self._phase():
+            first = None
+            if step.perturbs:
+                self._close(step, scaler, last=True)
+                if self.whole_gradient:
+                    first = self.parallel.mean(step.first, step.parameters)
+            elif not step.synchronised:
+                self._finish_plain(step)
+            with torch.no_grad():
+                self.combine(first, 1.0 if scaler is None else scaler.get_scale())
+            self.parallel.share_buffers()
+        step.ready = True
+        return step.mean_loss()
 
     @final
     def step(  # type: ignore[override]
@@ -117,169 +145,291 @@ class SharpnessAware(Wrapper):
         *,
         scaler: GradScaler | None = None,
         batch_size: int | Sequence[int] | None = None,
-    ) -> Tensor:
-        """Take one step and return the mean loss at theta, detached.
+    ) -> Tensor | None:
+        """Take one step and return the mean loss at theta, detached; without a closure, by what ``gradient()`` left.
 
         Args:
-            closure: Called with ``slice(None)`` or a tensor of indices; returns the loss of each of those samples,
-                graph attached. A list of closures stands for the micro-batches of one batch.
+            closure: As for ``accumulate``; a list of closures stands for the micro-batches of one batch.
             scaler: A ``GradScaler`` for fp16: an overflow in either pass skips the step. Call ``scaler.update()`` after
                 it, as in any fp16 loop.
-            batch_size: Read only with ``m``: how many samples the batch has (one number a closure). Left out, a forward
-                pass is spent to learn it.
+            batch_size: As for ``accumulate``; one number a closure.
 
         There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
         """
-        devices = frozenset(p.device for p in self._parameters() if not p.is_cpu)
-        pieces = [Piece(c, devices) for c in checked_closures(closure)]
-        layers = tracking_layers(self.model)
-        if scaler is not None and not scaler.is_enabled():
-            scaler = None
-        forget_casts()
-        with torch.enable_grad(), self._unchanged_on_error(layers):
-            targets = self._targets(perturbable=True)
-            if len(targets) and self.perturbs_now():
-                losses = self._gradient_at_perturbed(self._groups(pieces, batch_size), targets, layers, scaler)
-            else:
-                losses = self._gradient_at_theta(pieces, scaler)
-            if scaler is None:
-                self.base.step()
-            else:
-                scaler.step(self.base)
-        return losses.mean()
-
-    def _gradient_at_theta(self, pieces: list[Piece], scaler: GradScaler | None) -> Tensor:
-        """Leave in ``.grad`` what the base alone would step by; return the losses."""
-        self._clear_gradients()
-        losses = plain_pass(pieces, self._parameters(), scaler, self.model)
-        self._finish_gradient(None, scaler)
-        return losses
-
-    def _gradient_at_perturbed(
-        self, groups: list[list[Piece]], targets: Targets, layers: list[_NormBase], scaler: GradScaler | None
-    ) -> Tensor:
-        """Leave the gradient at theta + eps in ``.grad``; return the losses at theta."""
-        chosen = self.choose(targets)
-        differentiated = self._targets(perturbable=False) if self.whole_gradient else chosen
-        samples = sum(piece.size or 0 for group in groups for piece in group)
-        losses: list[Tensor] = []
-        first: Gradients = {}
-        for group, last in marking_the_last(groups):
-            watch = HeadWatch(self.model) if self.reads_head else None
-            group_losses, gradients = first_pass(
-                group, differentiated.weights, differentiated.index, scaler, self.model, self._faults, watch
+        loss: Tensor | None = None
+        scaler = _enabled(scaler)
+        if closure is not None:
+            closures = checked_closures(closure)
+            sizes = checked_sizes(batch_size, len(closures))
+            self._step = None
+            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
+                self._accumulate(one, size, scaler, last=number == len(closures))
+            loss = self.gradient(scaler)
+        # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
+        elif (self._step is None or not self._step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
+            raise ValueError(
+                "step() without a closure takes the gradient that gradient() left, and there is none; call "
+                "accumulate(closure) and gradient() first, or pass step a closure"
             )
-            losses.append(group_losses)
-            if not gradients and len(chosen) == len(targets):
-                raise ValueError(
-                    "the first pass reached none of the optimizer's parameters; are they the model's? Sharded models "
-                    "(FSDP) hide them: use DistributedDataParallel"
-                )
-            if len(losses) == 1:
-                self._clear_gradients()
-            share = len(group_losses) / samples if len(groups) > 1 else 1.0
-            if scaler is not None and overflowed(gradients):
-                share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
-            if self.whole_gradient:
-                first = added(first, gradients, share)
-            reached = chosen.having(gradients)
-            eps = self.ascent(reached, [gradients[n] for n in reached.index])
-            del gradients
-            with perturbed(reached.weights, eps) as theta, frozen_statistics(layers):
-                self._warn_of_rounding(theta, reached.weights, eps)
-                del eps  # its directions are the first gradient: the second pass needs the memory
-                keeps = self._select(group, group_losses, watch)
-                second_pass(keeps, share, scaler, self.model, last)
-        if self.whole_gradient:
-            first = mean_over_ranks(first, self._parameters(), self.model)
-        self._finish_gradient(first if self.whole_gradient else None, scaler)
-        return torch.cat(losses)
+        self._step = None
+        if scaler is None:
+            self.base.step()
+        else:
+            scaler.unscale_(self.base)  # before the base's hooks, which clip
+            scaler.step(self.base)
+        return loss
 
-    def _select(
-        self, pieces: list[Piece], losses: Tensor, watch: HeadWatch | None
-    ) -> list[tuple[Piece, Tensor | None]]:
+    step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in hooks, and they are the base's
+
+    # The flow -------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _phase(self) -> Iterator[None]:
+        """Compute gradients inside this block; an error takes the whole step back."""
+        torch.clear_autocast_cache()
+        try:
+            with torch.enable_grad():
+                yield
+        except BaseException:
+            step, self._step = self._step, None
+            if step is not None:
+                for p in step.parameters:
+                    p.grad = None
+                step.buffers.put_back()
+                self.generator.set_state(step.generator)
+                self.load_memory(step.memory)
+            raise
+
+    def _begin(self) -> Step:
+        parameters = self._parameters()
+        for p in parameters:
+            p.grad = None
+        if not self._shared:
+            self.parallel.share(self.generator)
+            self._shared = True
+        targets = self._targets(perturbable=True)
+        step = Step(parameters, Buffers(self.model), self.generator.get_state(), self.memory())
+        self._step = step
+        if targets and self.perturbs_now():
+            step.perturbs, step.drawn = True, self.mask(targets)
+            step.wanted = self._targets(perturbable=False) if self.whole_gradient else step.drawn
+        if self.draws_samples:
+            seed = int(torch.randint(2**62, (), generator=self.generator, device="cpu"))
+            step.samples = torch.Generator().manual_seed(seed + self.parallel.rank)
+        return step
+
+    def _accumulate(self, closure: Closure, size: int | None, scaler: GradScaler | None, *, last: bool) -> Tensor:
+        with self._phase():
+            step = self._begin() if self._step is None or self._step.ready else self._step
+            done: list[tuple[Tensor, Piece]] = []
+            with refusing_hidden_replicas(self.model, self.parallel):
+                for piece, apart in self._pieces(step, closure, size, scaler):
+                    if step.perturbs:
+                        done.append((self._first_pass(step, piece, scaler, apart=apart), piece))
+                    else:
+                        done.append((self._plain_pass(step, piece, scaler, last=last), piece))
+        if len(done) == 1:
+            return done[0][0]
+        order = torch.cat([piece.samples for _, piece in done if piece.samples is not None]).argsort()
+        return torch.cat([losses for losses, _ in done])[order]
+
+    def _pieces(
+        self, step: Step, closure: Closure, size: int | None, scaler: GradScaler | None
+    ) -> Iterator[tuple[Piece, bool]]:
+        """Cut a micro-batch as the method wants it; yields each piece and whether it is the part that runs apart."""
+        devices = frozenset(p.device for p in step.parameters if not p.is_cpu)
+        whole = Piece(closure, devices, size, one_loss_each=self.reads_losses)
+        m, parted = self.m if step.perturbs else None, self._overrides("part")
+        if m is None and not parted:
+            yield whole, False
+            return
+        if size is None:
+            with kept_buffers(self.model), self.parallel.unsynchronised():
+                size = whole.measured_size()
+        if parted:
+            part = self.part(size, step.samples or self.generator)
+            rest = torch.ones(size, dtype=torch.bool).index_fill(0, part, False).nonzero().flatten()
+            yield replace(whole, size=len(part), samples=part), True
+            if self.runs_rest and len(rest):
+                yield replace(whole, size=len(rest), samples=rest), False
+            return
+        start = 0
+        while m is not None and start < size:
+            if step.group.size == m:  # closed when the next one starts: the last is left to gradient()
+                self._close(step, scaler, last=False)
+            stop = min(size, start + m - step.group.size)
+            yield (
+                replace(whole, size=stop - start, samples=torch.arange(start, stop) if stop - start < size else None),
+                False,
+            )
+            start = stop
+
+    def _plain_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, last: bool) -> Tensor:
+        """Add a piece's gradient at theta to ``.grad``, in units of the first piece's size."""
+        group = step.group
+        with nullcontext() if last else self.parallel.unsynchronised():
+            loss = mean_of(piece.first_losses())
+            group.add(piece)
+            share = piece.count(None) / group.pieces[0].count(None)
+            if last and len(group.pieces) > 1:  # ranks differ in size, so scale before they exchange gradients
+                whole = group.pieces[0].count(None) / group.size
+                self._scale_gradients(step, whole)
+                share *= whole
+            _backward(loss, share, scaler)
+        step.synchronised = last
+        return piece.losses
+
+    def _finish_plain(self, step: Step) -> None:
+        """Make ``.grad`` the gradient of the mean over all pieces and ranks."""
+        if len(step.group.pieces) > 1:
+            self._scale_gradients(step, step.group.pieces[0].count(None) / step.group.size)
+        found = {n: p.grad for n, p in enumerate(step.parameters) if p.grad is not None}
+        for n, gradient in self.parallel.mean(found, step.parameters).items():
+            step.parameters[n].grad = gradient
+
+    def _first_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, apart: bool) -> Tensor:
+        """Add a piece's losses at theta and their gradient to its group; ``.grad`` is not touched.
+
+        Nothing is computed for tensors that are not wanted, and backward stops at the earliest that is.
+        """
+        group, wanted = step.group, step.wanted
+        if self.reads_head and group.watch is None:
+            group.watch = HeadWatch(self.model)
+        watch = group.watch
+        with self.parallel.unsynchronised(), nullcontext() if watch is None else watch.watching():
+            losses = piece.first_losses()
+            inputs: list[Any] = list(wanted.weights)
+            if wanted.left_out and not self.parallel.sharded:
+                graph = graph_of(losses)
+                group.leaves |= graph.leaves
+                inputs += graph.inputs_to_add(wanted.weights)
+            if watch is not None:
+                inputs.append(watch.take_output(len(losses)))
+            found = self.parallel.gradients(_scaled(mean_of(losses), scaler), inputs)
+        if watch is not None:
+            watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
+        pairs = zip(wanted.index, found, strict=False)
+        gradients = {n: g.to_dense() if g.is_sparse else g for n, g in pairs if g is not None}
+        group.add(piece, apart)
+        group.batch.add(gradients, piece.count(None))
+        if apart:
+            group.part.add(gradients, piece.count(None))
+        return piece.losses
+
+    def _close(self, step: Step, scaler: GradScaler | None, *, last: bool) -> None:
+        """Perturb by what a group's first pass found, and add the gradient of its second pass to ``.grad``."""
+        group, parallel = step.group, self.parallel
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        gradients, part = group.batch.mean(scale), group.part.mean(scale)
+        if not gradients and not step.drawn.left_out:
+            raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
+        share = self._share(step, last=last)
+        if scaler is not None and not math.isfinite(parallel.norm(list(gradients.values()))):
+            share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
+        if self.whole_gradient:
+            step.first = added(step.first, gradients, share)
+        if last:
+            for n, remainder in self.remainder(gradients, part).items():
+                step.parameters[n].grad = parallel.whole(remainder * scale, step.parameters[n])
+        source = part if group.part.samples else gradients
+        reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
+        del gradients, part, source
+        weights = parallel.local(reached.weights)
+        with perturbed(weights, eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
+            if not self._rounding_checked:
+                self._rounding_checked = True
+                warn_of_rounding(theta, weights, eps)
+            del eps  # its directions are the first gradient: the second pass needs the memory
+            self._second_pass(self._selected(step), share * self.second_weight, scaler, last=last)
+        if not last:
+            step.closed.append(group)
+            step.group = Group()
+
+    def _share(self, step: Step, *, last: bool) -> float:
+        """Return a group's weight: in units of the first group's size; of all samples, once their number is known."""
+        if not step.closed:
+            return 1.0
+        if not last:
+            return step.group.size / step.closed[0].size
+        whole = step.group.size + sum(group.size for group in step.closed)
+        self._scale_gradients(step, step.closed[0].size / whole)
+        return step.group.size / whole
+
+    def _eps(self, step: Step, source: Gradients) -> tuple[Targets, Eps]:
+        """Return the drawn tensors that the first pass reached, and their perturbation."""
+        drawn, leaves = step.drawn, step.group.leaves
+        reached = drawn.only([i for i, n in enumerate(drawn.index) if n in source])
+        # a tensor that took no part in the first pass counts as zero, drawn or not
+        out = tuple(n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves)
+        reached = replace(reached, left_out=out)
+        return reached, self.ascent(reached, [source[n] for n in reached.index])
+
+    def _selected(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
         """Return the pieces of the second pass, each with the samples to keep of it."""
+        every = list(range(len(step.group.pieces)))
+        if not self._overrides("select"):
+            return [(piece, None) for piece in step.group.pieces]
+        if not self.parallel.sharded:
+            return self._selected_in(step, every)
+        # every rank of a sharded model must run every piece, or the others wait for it: each selects for itself
+        return [kept for number in every for kept in self._selected_in(step, [number])]
+
+    def _selected_in(self, step: Step, numbers: list[int]) -> list[tuple[Piece, Tensor | None]]:
+        group, pieces = step.group, [step.group.pieces[i] for i in numbers]
 
         def perturbed_losses() -> Tensor:
             with torch.no_grad():
-                if self.one_forward is not None and len(pieces) == 1:  # micro-batches: one's activations at a time
-                    again = self.one_forward.losses(pieces[0])
-                else:
-                    again = torch.cat([piece.losses_again() for piece in pieces])
-            forget_casts()  # autocast would hand the second pass weights without a graph
+                again = torch.cat([piece.losses_again() for piece in pieces])
+            torch.clear_autocast_cache()  # it would hand the second pass weights without a graph
             return again
 
-        head = None if watch is None else watch.head()
-        keep = self.select(Candidates(losses, perturbed_losses, self.generator, head))
-        return [(piece, None) for piece in pieces] if keep is None else shared_out(keep, pieces)
+        head = None if group.watch is None else group.watch.head(numbers)
+        apart = [group.apart[i] for i in numbers for _ in range(group.pieces[i].count(None))]
+        losses = torch.cat([piece.losses for piece in pieces])
+        part = torch.tensor(apart).nonzero().flatten()
+        keep = self.select(Candidates(losses, perturbed_losses, step.samples or self.generator, head, part))
+        return [(piece, None) for piece in pieces] if keep is None else split_by_piece(keep, pieces)
 
-    def _finish_gradient(self, first: Gradients | None, scaler: GradScaler | None) -> None:
-        if scaler is not None:
-            scaler.unscale_(self.base)
-        with torch.no_grad():
-            self.combine(first)
+    def _second_pass(
+        self, keeps: list[tuple[Piece, Tensor | None]], share: float, scaler: GradScaler | None, *, last: bool
+    ) -> None:
+        """Add ``share`` times the mean gradient of the kept samples to ``.grad``; ranks exchange it on the last."""
+        kept = sum(piece.count(keep) for piece, keep in keeps)
+        for number, (piece, keep) in enumerate(keeps, start=1):
+            with nullcontext() if last and number == len(keeps) else self.parallel.unsynchronised():
+                _backward(mean_of(piece.losses_again(keep)), share * piece.count(keep) / kept, scaler)
 
     # What the flow needs --------------------------------------------------------------------------------------------
+
+    def _overrides(self, part: str) -> bool:
+        return getattr(type(self), part) is not getattr(SharpnessAware, part)
 
     def _targets(self, *, perturbable: bool) -> Targets:
         """Return all trainable tensors, or those with a radius."""
         targets = Targets([], [], [])
         start = 0
         for group in self.param_groups:
-            rho = float(group.get("rho", self.rho)) if group.get("perturb", True) else 0.0
+            rho = checked_number("rho", group.get("rho", self.rho)) if group.get("perturb", True) else 0.0
             if rho > 0 or not perturbable:
                 trainable = [n for n, p in enumerate(group["params"]) if p.requires_grad]
                 targets.weights.extend(group["params"][n] for n in trainable)
-                targets.rho.extend([rho] * len(trainable))
+                targets.rho.extend([-rho if group.get("maximize") else rho] * len(trainable))
                 targets.index.extend(start + n for n in trainable)
             start += len(group["params"])
         return targets
 
-    def _groups(self, pieces: list[Piece], batch_size: int | Sequence[int] | None) -> list[list[Piece]]:
-        if self.m is None:
-            return [pieces]
-        if batch_size is None:
-            with frozen_statistics(self.model):
-                sizes = [measured_size(piece.closure, piece.devices) for piece in pieces]
-        else:
-            given = batch_size if isinstance(batch_size, Sequence) else [batch_size]
-            sizes = [operator.index(n) for n in given]
-        if len(sizes) != len(pieces) or min(sizes) < 1:
-            raise ValueError(f"batch_size must give one number >= 1 for each of {len(pieces)} closures, got {sizes}")
-        return cut_into_groups(pieces, sizes, self.m)
+    def _scale_gradients(self, step: Step, factor: float) -> None:
+        if gradients := [p.grad for p in step.parameters if p.grad is not None]:
+            torch._foreach_mul_(self.parallel.local(gradients), factor)
 
-    def _clear_gradients(self) -> None:
-        for p in self._parameters():
-            p.grad = None
 
-    @contextmanager
-    def _unchanged_on_error(self, layers: list[_NormBase]) -> Iterator[None]:
-        """Take back what a failed step has changed: gradients, statistics, generator and memory."""
-        parameters = self._parameters()
-        gradients = [p.grad for p in parameters]
-        statistics = copy_statistics(layers)
-        generator, memory = self.generator.get_state(), self.memory()
-        try:
-            yield
-        except BaseException:
-            for p, gradient in zip(parameters, gradients, strict=True):
-                p.grad = gradient
-            restore_statistics(statistics)
-            self.generator.set_state(generator)
-            self.load_memory(memory)
-            raise
+def _enabled(scaler: GradScaler | None) -> GradScaler | None:
+    return scaler if scaler is not None and scaler.is_enabled() else None
 
-    def _warn_of_rounding(self, theta: list[Tensor], weights: list[Tensor], eps: Eps) -> None:
-        if self._rounding_checked:
-            return
-        self._rounding_checked = True
-        low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
-        if not low:
-            return
-        share = moved_share(*([part[i] for i in low] for part in (theta, weights, eps.tensors())))
-        if share < 0.5:
-            warn_caller(
-                f"the perturbation moves only {share:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
-                f"so {type(self).__name__} does little here; keep the weights in float32 and compute in low precision "
-                "with torch.autocast"
-            )
+
+def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
+    return loss if scaler is None else scaler.scale(loss)
+
+
+def _backward(loss: Tensor, share: float, scaler: GradScaler | None) -> None:
+    _scaled(loss if share == 1 else loss * share, scaler).backward()  # type: ignore[no-untyped-call]

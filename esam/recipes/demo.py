@@ -19,6 +19,14 @@ NOTES = (
 def demo() -> Comparison:
     """Digits (scikit-learn, 1,797 images of 8 x 8), 30 % wrong labels, a small CNN, 40 epochs, 3 seeds."""
     config = Config(
-        data="digits", model="cnn", label_noise=0.3, epochs=40, batch_size=64, lr=0.05, rho=0.1, threads=1, notes=NOTES
+        data="digits",
+        model="cnn",
+        label_noise=0.3,
+        epochs=40,
+        batch_size=64,
+        lr=0.05,
+        settings={"rho": 0.1},
+        threads=1,
+        notes=NOTES,
     )
-    return Comparison(config, methods=("sgd", "sam", "esam", "esam-swp", "esam-sds"))
+    return Comparison(config, methods=("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random"))

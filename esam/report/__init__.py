@@ -1,6 +1,6 @@
 """Run records in, one page out."""
 
 from esam.report.page import write_report
-from esam.report.table import Row, Spread, summarise
+from esam.report.summaries import MethodSummary, Spread, summarise
 
-__all__ = ["Row", "Spread", "summarise", "write_report"]
+__all__ = ["MethodSummary", "Spread", "summarise", "write_report"]

@@ -6,24 +6,20 @@ condition form a section: one table with its charts.
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from esam.palette import METHOD_COLOURS
+from esam.optim import METHODS
+from esam.report.settings import Settings, describe, flat_settings, shown
 from esam.train.record import RunRecord
 
-TASK_WORDS = {"data", "dataset", "data_set", "label_noise", "model"}
+TASK_SETTINGS = {"data", "label_noise", "model"}
 """Settings that name the task: results on different tasks never share a table."""
-SILENT = {"name", "method", "seed", "notes", "command", "base", "folder", "out"}
-"""Settings that do not tell two runs of a method apart."""
-
-Settings = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """Runs that differ in the seed only."""
 
     name: str
@@ -34,77 +30,48 @@ class Group:
     repeats: int
     """Finished runs left out because a later one has their seed."""
 
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        """The runs that the page shows: averaged ones first."""
+        return self.finished + self.unfinished
 
-@dataclass(frozen=True)
-class Section:
-    """Groups that were run under the same condition."""
+    def left_out(self) -> list[str]:
+        """Say what an average over the group does not hold."""
+        told = [f"seed {run.seed}: unfinished after {run.last_epoch} epochs" for run in self.unfinished]
+        if self.repeats:
+            told.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
+        return [f"{self.name}, {item}" for item in told]
 
-    title: str
-    """What sets the condition apart, such as "label noise 0.2"; empty where there is only one."""
-    groups: tuple[Group, ...]
 
+def sections(records: Sequence[RunRecord]) -> dict[str, list[SeedGroup]]:
+    """Sort records into groups by method, and groups by what sets their condition apart: "label noise 0.2".
 
-def compare(records: Sequence[RunRecord]) -> list[Section]:
-    """Sort records into sections by condition, and into groups by method.
-
-    A setting is a condition when it names the task, or when every run has it and some method was run with several
-    values of it. A setting that only some runs have (rho, gamma) belongs to the method: where one name was run with
-    several values of it, the value becomes part of the name.
+    A setting is a condition when it names the task, or when some method was run with several values of it. Where one
+    name was run with several values of a setting of the method itself (rho, gamma), the value becomes part of the
+    name. The condition is "" where there is only one.
     """
-    settings = [flatten(record.config) for record in records]
+    settings = [flat_settings(record.config) for record in records]
     conditions, options = _telling_keys(records, settings)
-    sections: dict[str, dict[str, list[RunRecord]]] = {}
-    order: dict[str, Any] = {}
+    found: dict[str, dict[str, list[RunRecord]]] = {}
     for record, setting in zip(records, settings, strict=True):
-        title = describe({key: setting.get(key) for key in conditions})
+        condition = describe({key: setting.get(key) for key in conditions})
         variant = describe({key: setting[key] for key in options[record.name] if setting.get(key) is not None})
         name = f"{record.name} ({variant})" if variant else record.name
-        sections.setdefault(title, {}).setdefault(name, []).append(record)
-        order[title] = [_sort_key(setting.get(key)) for key in conditions]
-    return [Section(title, _groups(sections[title])) for title in sorted(sections, key=lambda title: order[title])]
-
-
-def flatten(config: Settings, prefix: str = "") -> Settings:
-    """Turn nested settings into one level: {"data": {"name": "digits"}} becomes {"data.name": "digits"}."""
-    flat: Settings = {}
-    for key, value in config.items():
-        if isinstance(value, dict) and value:
-            flat |= flatten(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value
-    return flat
-
-
-def describe(settings: Settings) -> str:
-    """Say settings in words: "label noise 0.2, model small"."""
-    return ", ".join(f"{words(key)} {text(value)}" for key, value in settings.items())
-
-
-def words(key: str) -> str:
-    """Turn a settings key into words: "data.label_noise" becomes "data label noise"."""
-    return key.replace("_", " ").replace(".", " ")
-
-
-def text(value: Any) -> str:
-    """Show a setting's value as people write it."""
-    if value is None:
-        return "not set"
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        value = int(value)  # label noise 0.0 and 0 are the same condition
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        found.setdefault(condition, {}).setdefault(name, []).append(record)
+    return {condition: _groups(found[condition]) for condition in sorted(found, key=_natural)}
 
 
 def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) -> tuple[list[str], dict[str, list[str]]]:
     conditions: list[str] = []
     options: dict[str, list[str]] = {record.name: [] for record in records}
-    for key in dict.fromkeys(key for setting in settings for key in setting if key not in SILENT):
-        values: dict[str, set[str]] = {}
+    of_methods = {key for record in records for key in record.config.get("settings", {})}
+    for key in dict.fromkeys(key for setting in settings for key in setting):
+        values: dict[str, set[str]] = {name: set() for name in options}
         for record, setting in zip(records, settings, strict=True):
-            values.setdefault(record.name, set()).add(text(setting.get(key)))
+            values[record.name].add(shown(setting.get(key)))
         names_with_several = [name for name, found in values.items() if len(found) > 1]
-        of_the_task = not TASK_WORDS.isdisjoint(key.split(".")) and len(set().union(*values.values())) > 1
-        in_every_run = all(setting.get(key) is not None for setting in settings)
-        if of_the_task or (names_with_several and in_every_run):
+        of_the_task = key in TASK_SETTINGS and len(set().union(*values.values())) > 1
+        if of_the_task or (names_with_several and key not in of_methods):
             conditions.append(key)
         else:
             for name in names_with_several:
@@ -112,17 +79,16 @@ def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) ->
     return conditions, options
 
 
-def _groups(runs: dict[str, list[RunRecord]]) -> tuple[Group, ...]:
+def _groups(runs: dict[str, list[RunRecord]]) -> list[SeedGroup]:
+    rank = {method: number for number, method in enumerate(METHODS)}
     groups = [_group(name, found) for name, found in runs.items()]
-    known = list(METHOD_COLOURS)
-    rank = {method: known.index(method) if method in known else len(known) for method in (g.method for g in groups)}
-    return tuple(sorted(groups, key=lambda group: (rank[group.method], _natural(group.name))))
+    return sorted(groups, key=lambda group: (rank.get(group.method, len(rank)), _natural(group.name)))
 
 
-def _group(name: str, runs: Iterable[RunRecord]) -> Group:
+def _group(name: str, runs: Iterable[RunRecord]) -> SeedGroup:
     runs = sorted(runs, key=lambda run: (run.seed, str(run.run.get("started", ""))))
     finished = {run.seed: run for run in runs if run.finished}
-    return Group(
+    return SeedGroup(
         name=name,
         method=runs[0].method,
         finished=tuple(finished.values()),
@@ -131,19 +97,7 @@ def _group(name: str, runs: Iterable[RunRecord]) -> Group:
     )
 
 
-def _sort_key(value: Any) -> tuple[int, float, str]:
-    if isinstance(value, (int, float)):
-        return (1, float(value), "")
-    return (0 if value is None else 2, 0.0, text(value))
-
-
-def _natural(name: str) -> list[tuple[int, float, str]]:
-    parts = name.replace("(", " ( ").replace(")", " ) ").replace(",", " , ").split()
-    return [(1, float(part), "") if _is_number(part) else (2, 0.0, part) for part in parts]
-
-
-def _is_number(part: str) -> bool:
-    try:
-        return float(part) == float(part)
-    except ValueError:
-        return False
+def _natural(text: str) -> list[str | float]:
+    """A key that sorts numbers within words by their value."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]

@@ -36,7 +36,7 @@
       margin: { l: 40, r: 12, t: 8, b: 40 },
       paper_bgcolor: "rgba(0, 0, 0, 0)", plot_bgcolor: "rgba(0, 0, 0, 0)",
       font: { size: 12 }, hoverlabel: { align: "left", namelength: -1, font: { size: 12 } },
-      dragmode: touch ? false : "zoom", autosize: true,
+      dragmode: touch ? false : "zoom", autosize: true, showlegend: false,
     };
   }
 

@@ -1,13 +1,16 @@
-"""How does a table of ready words look on a terminal, in Markdown and on a page?"""
+"""How does a table of ready words look on a terminal and in Markdown? parts.html has it for a page."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
-from html import escape
 
-LONG = 36
-"""A cell with more characters than this may be broken into lines."""
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+
+GAP = 2
 
 
 @dataclass(frozen=True)
@@ -21,46 +24,44 @@ class Sheet:
     def __post_init__(self) -> None:
         assert all(len(row) == len(self.head) for row in self.rows), self.title
 
+    @property
+    def numeric(self) -> list[bool]:
+        """Which columns hold numbers alone, which are turned right."""
+        return [all(map(_numeric, column)) for column in zip(*self.rows, strict=True)] or [False] * len(self.head)
 
-def as_text(sheet: Sheet) -> str:
-    """Give the table in columns of equal width: words to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(sheet.head, *sheet.rows, strict=True)]
-    turn = [str.rjust if numbers else str.ljust for numbers in _numbers(sheet)]
-    rule = ["-" * width for width in widths]
-    lines = [[t(c, w) for t, c, w in zip(turn, line, widths, strict=True)] for line in (sheet.head, rule, *sheet.rows)]
-    return "\n".join([sheet.title, *("  ".join(line).rstrip() for line in lines)])
+
+def as_text(sheet: Sheet, width: int | None = None) -> str:
+    """Give the table for a terminal; one that is wider than `width` in pieces that each begin with the first column."""
+    widths = [max(map(cell_len, column)) + GAP for column in zip(sheet.head, *sheet.rows, strict=True)]
+    pieces = [[0]]
+    for column in range(1, len(widths)):
+        if width and len(pieces[-1]) > 1 and sum(widths[c] for c in (*pieces[-1], column)) - GAP > width:
+            pieces.append([0])
+        pieces[-1].append(column)
+    console = Console(width=sum(widths), color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        for piece in pieces:
+            console.print(_piece(sheet, piece))
+    lines = [line.rstrip() for line in captured.get().splitlines()]
+    return "\n".join([sheet.title, *lines] if sheet.title else lines)
 
 
 def as_markdown(sheet: Sheet) -> str:
     """Give the table as Markdown."""
-    rule = ["---:" if numbers else "---" for numbers in _numbers(sheet)]
+    rule = ["---:" if numbers else "---" for numbers in sheet.numeric]
     lines = [sheet.head, rule, *sheet.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def as_html(sheet: Sheet) -> str:
-    """Give the table as HTML, in a box that scrolls where the screen is narrow."""
-    kinds = ["" if numbers else ' class="words"' for numbers in _numbers(sheet)]
-    head = "".join(f'<th scope="col"{kind}>{escape(cell)}</th>' for kind, cell in zip(kinds, sheet.head, strict=True))
-    body = "".join(_html_row(row, kinds) for row in sheet.rows)
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(sheet.title)}"><table class="results">'
-        f"<caption>{escape(sheet.title)}</caption><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
-def _html_row(row: Sequence[str], kinds: Sequence[str]) -> str:
-    cells = ""
-    for cell, kind in zip(row[1:], kinds[1:], strict=True):
-        own = ' class="long"' if len(cell) >= LONG else kind
-        cells += f"<td{own}>{escape(cell)}</td>"
-    return f'<tr><th scope="row">{escape(row[0])}</th>{cells}</tr>'
-
-
-def _numbers(sheet: Sheet) -> list[bool]:
-    """Tell which columns hold numbers alone."""
-    return [all(map(_numeric, column)) for column in zip(*sheet.rows, strict=True)] or [False] * len(sheet.head)
+def _piece(sheet: Sheet, columns: list[int]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
+    for column in columns:
+        table.add_column(sheet.head[column], justify="right" if sheet.numeric[column] else "left", no_wrap=True)
+    for row in sheet.rows:
+        table.add_row(*(row[column] for column in columns))
+    return table
 
 
 def _numeric(cell: str) -> bool:
-    return not cell or (cell[0] in "0123456789+-–." and not cell.endswith(("s", "h")))
+    """Whether a cell begins like a number and has no word but a unit: "1.5 ± 0.2", "2 min 30 s"; not "3 of 4 runs"."""
+    return not cell or (cell[0] in "0123456789+-–." and not re.search(r"[^\W\d_]{4}", cell))

@@ -1,35 +1,45 @@
-"""How are measured numbers written, and how is a comparison put into a sentence?"""
+"""How are measured numbers written, and how is a comparison put into sentences?"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from esam.report.table import Row, Spread
+    from esam.report.summaries import MethodSummary, Spread
 
 ABSENT = "–"
 
 
-def measured(spread: Spread | None, *, row_n: int) -> str:
+def measured(spread: Spread | None, *, seeds: int) -> str:
     """Write mean ± standard deviation with three significant digits of the mean: "0.0123 ± 0.0011"."""
     if spread is None:
         return ABSENT
     decimals = 0 if spread.mean == 0 else min(6, max(0, 2 - math.floor(math.log10(abs(spread.mean)))))
-    return _with_spread(spread, decimals, row_n)
+    return _with_spread(spread, decimals, seeds)
 
 
-def percent(spread: Spread | None, *, row_n: int) -> str:
+def percent(spread: Spread | None, *, seeds: int) -> str:
     """Write a share in per cent, without the sign: "93.12 ± 0.41"."""
-    return ABSENT if spread is None else _with_spread(spread.scaled(100), 2, row_n)
+    return ABSENT if spread is None else _with_spread(spread, 2, seeds, factor=100)
 
 
-def _with_spread(spread: Spread, decimals: int, row_n: int) -> str:
-    text = f"{spread.mean:,.{decimals}f}"
+def _with_spread(spread: Spread, decimals: int, seeds: int, factor: int = 1) -> str:
+    text = f"{factor * spread.mean:,.{decimals}f}"
     if spread.std is not None:
-        text += f" ± {spread.std:,.{decimals}f}"
-    return text if spread.n == row_n else f"{text} (n = {spread.n})"
+        text += f" ± {factor * spread.std:,.{decimals}f}"
+    return text if spread.n == seeds else f"{text} (n = {spread.n})"
+
+
+def mean(spread: Spread | None, write: Callable[[float], str]) -> str:
+    """Write the mean alone, of what hardly differs between seeds."""
+    return ABSENT if spread is None else write(spread.mean)
+
+
+def counted(count: float) -> str:
+    """Write a mean count: "40", "64.5", "12,345"."""
+    return f"{count:,.1f}".removesuffix(".0")
 
 
 def duration(seconds: float) -> str:
@@ -50,46 +60,39 @@ def memory(size: float) -> str:
     return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:,.0f} MiB"
 
 
-def joined(names: Sequence[str]) -> str:
-    """Join names as in a sentence: "SGD, SAM and ESAM"."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1] if names else ""]))
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """Say what the runs of one condition came to, in one paragraph of plain sentences."""
-    base = next((row for row in rows if row.is_base), None)
-    told = sorted((row for row in rows if row.accuracy is not None), key=lambda row: not row.is_base)
+def sentences(methods: Sequence[MethodSummary]) -> str:
+    """Say what the methods came to under one condition, and which of them did not fit their training data."""
+    told = [(one, one.accuracy) for one in methods if one.accuracy is not None]
     if not told:
         return "No run has finished yet."
-    deviations = [row.accuracy.std for row in told if row.accuracy is not None and row.accuracy.std is not None]
+    deviations = [accuracy.std for _, accuracy in told if accuracy.std is not None]
     decimals = 2 if min(deviations, default=1) < 0.0005 else 1  # "± 0.0" would look exact
-    return " ".join(_sentence(row, base, decimals) for row in told)
+    return " ".join(_sentence(one, accuracy, decimals) for one, accuracy in told)
 
 
-def counted(spread: Spread | None) -> str:
-    """Write a mean count, which hardly differs between seeds: "40", "64.5", "12,345"."""
-    return ABSENT if spread is None else f"{spread.mean:,.1f}".removesuffix(".0")
-
-
-def _sentence(row: Row, base: Row | None, decimals: int) -> str:
-    accuracy = row.accuracy
-    assert accuracy is not None
-    text = f"{row.name} reached {100 * accuracy.mean:.{decimals}f} %"
+def _sentence(one: MethodSummary, accuracy: Spread, decimals: int) -> str:
+    text = f"{one.name} reached {100 * accuracy.mean:.{decimals}f} %"
     if accuracy.std is not None:
         text += f" ± {100 * accuracy.std:.{decimals}f}"
     text += f" (n = {accuracy.n})"
-    if base is not None and row is not base:
-        text += _against(row, base, decimals)
+    base = None if one.is_base else one.base
+    if base is not None:
+        text += _difference(one, accuracy, base, decimals)
+    if one.train_accuracy is not None and not one.fitted:
+        text += f"; its training accuracy is {100 * one.train_accuracy.mean:.3g} %"
+        if base is not None and base.train_accuracy is not None:
+            text += f", {base.name}'s {100 * base.train_accuracy.mean:.3g} %"
+        text += ": not fitted"
     return text + "."
 
 
-def _against(row: Row, base: Row, decimals: int) -> str:
+def _difference(one: MethodSummary, accuracy: Spread, base: MethodSummary, decimals: int) -> str:
     text = ""
-    if row.gain is not None and row.accuracy is not None and base.accuracy is not None:
-        points = f"{abs(row.gain):.{decimals}f}"
-        difference = f"+{points} points over" if row.gain >= 0 else f"{points} points under"
+    if one.gain is not None and base.accuracy is not None:
+        points = f"{abs(one.gain):.{decimals}f}"
+        difference = f"+{points} points over" if one.gain >= 0 else f"{points} points under"
         text = f", {difference} {base.name}" if float(points) else f", level with {base.name}"
-        deviations = [spread.std for spread in (row.accuracy, base.accuracy) if spread.std is not None]
-        if float(points) and len(deviations) == 2 and abs(row.gain) <= 100 * max(deviations):
+        deviations = [spread.std for spread in (accuracy, base.accuracy) if spread.std is not None]
+        if float(points) and len(deviations) == 2 and abs(one.gain) <= 100 * max(deviations):
             text += " (within one standard deviation)"
-    return text if row.time_ratio is None else f"{text}, at {row.time_ratio:.2f}× {base.name}'s time"
+    return text if one.time_ratio is None else f"{text}, at {one.time_ratio:.2f}× {base.name}'s time"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esam.analysis import ModelObjective, gradient_cosines, losses_along, sam_eps, select, swp_eps
-from esam.analysis.directions import cosine, inner
+from esam.analysis.directions import cosine_similarity, inner
 from esam.analysis.objective import Parameters, moved, norm_of, value_and_gradient
 from esam.files import write_atomically
 from esam.train.data import Batches, Data
@@ -119,7 +119,7 @@ def _expectation(
     return {
         "beta": beta,
         "draws": look.mean_draws,
-        "cosine": cosine(mean, eps),
+        "cosine": cosine_similarity(mean, eps),
         "norm": float(norm_of(mean.values())) / length,
         "distance": apart / length,
         "expected distance": ((1 - beta) / (beta * look.mean_draws)) ** 0.5,

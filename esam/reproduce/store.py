@@ -17,7 +17,7 @@ from .item import Item, Needs, Row
 from .scale import Look, Scale
 
 if TYPE_CHECKING:
-    from esam.analyze import TrainedRun
+    from esam.train.trained import TrainedRun
 
 CHECKPOINT_NAME = "checkpoint.pt"
 FORMAT = 2
@@ -183,7 +183,7 @@ class Found:
 
     def trained(self, row: Row, *, images: int) -> dict[int, TrainedRun]:
         """Return the trained models of a row by seed, each with the loss over this many training images."""
-        from esam.analyze import load_run
+        from esam.train.trained import load_run
 
         runs = map(self.store.with_weights, self.store.planned(row))
         return {run.config.seed: load_run(run.folder, images=images) for run in runs}

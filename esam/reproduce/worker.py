@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from esam.compare.plan import CONFIG_NAME
-from esam.measures import MEASURES
 from esam.train.config import Config
 from esam.train.runs import run
+from esam.train.trained import MEASURES
 
 from .observe import Observer, read_look
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import warnings
@@ -11,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from esam.files import remove_unfinished, write_atomically
+
+State = dict[str, Any]
 
 
 class Checkpoint:
@@ -25,50 +28,42 @@ class Checkpoint:
         self.path = self.folder / "checkpoint.pt"
         self.previous = self.folder / "checkpoint.previous.pt"
 
-    def save(self, state: dict[str, Any]) -> None:
+    def save(self, state: State) -> None:
         """Write a state; the last one is kept as the previous one. On a full disk both stay as they were."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
         self.folder.mkdir(parents=True, exist_ok=True)
-        written = self.folder / "checkpoint.new.pt"
-        try:
-            with written.open("wb") as file:
-                file.write(buffer.getbuffer())
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            written.unlink(missing_ok=True)
-            if error.errno == errno.ENOSPC:
-                raise OSError(
-                    error.errno,
-                    f"the disk is full; the last good checkpoint is kept, free some space and resume: {self.path}",
-                ) from error
-            raise
-        if self.path.exists():
-            os.replace(self.path, self.previous)
-        os.replace(written, self.path)
+        remove_unfinished(self.path)
+        write_atomically(self.path, buffer.getbuffer(), previous=self.previous)
 
-    def load(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
-        """Return the newest state that is whole, None if there is none; a damaged file is reported and set aside."""
-        damaged = []
-        for path in filter(Path.exists, (self.path, self.previous)):
+    def load(self, device: torch.device | str = "cpu") -> State | None:
+        """Return the newest state that is whole, None if there is none; a damaged file is reported and left there."""
+        there = [path for path in (self.path, self.previous) if path.exists()]
+        for path in there:
             try:
-                _check_sums(path)
-                state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
-            except Exception as error:  # torch raises many kinds for a truncated or foreign file
-                warnings.warn(f"{path} cannot be read ({error}); going back to the checkpoint before it", stacklevel=2)
-                damaged.append(path)
-                continue
-            for broken in damaged:  # left there, the next save would put it in the place of the good one
-                os.replace(broken, broken.with_suffix(".damaged"))
-            return state
-        if damaged:
+                return read_state(path, device)
+            except ValueError as error:
+                warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
+        if there:
             raise ValueError(f"no checkpoint in {self.folder} can be read; delete the folder to start the run again")
         return None
 
+    def set_damaged_aside(self) -> None:
+        """Rename the newest file if it is damaged: the next save would else put it in the place of the good one."""
+        if self.path.exists():
+            try:
+                read_state(self.path)
+            except ValueError:
+                os.replace(self.path, self.path.with_suffix(".damaged"))
 
-def _check_sums(path: Path) -> None:
-    """Compare the file with its own checksums, which torch writes but does not read."""
-    with zipfile.ZipFile(path) as archive:
-        if damaged := archive.testzip():
-            raise ValueError(f"{damaged} fails its checksum")
+
+def read_state(path: Path, device: torch.device | str = "cpu") -> State:
+    """Return the state in a checkpoint file; refuse one that fails its own checksums, which torch does not read."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if damaged := archive.testzip():
+                raise ValueError(f"{damaged} fails its checksum")
+        state: State = torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises many kinds for a truncated or foreign file
+        raise ValueError(f"{path} cannot be read ({error})") from error
+    return state

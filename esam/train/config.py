@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
+from .history import ALIASES, modern_config
 from .names import did_you_mean
 
-METHOD_SETTINGS = ("rho", "beta", "gamma", "ranking", "choose", "m")
-"""The settings that belong to the method, not to the training around it."""
+if TYPE_CHECKING:
+    from esam.optim import Method
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Config:
     model: str = "cnn"
     """A name from `esam models`, or timm/NAME where timm is installed."""
     method: str = "esam"
-    """`sgd` (the base optimizer alone), sam, asam, looksam, esam, esam-swp or esam-sds."""
+    """A name from `esam methods`; base is the base optimizer alone."""
     seed: int = 0
     """Decides initial weights, order, augmentation and masks; the same for every method."""
     epochs: int = 30
@@ -30,18 +31,8 @@ class Config:
     evaluate_every: int = 1
     """Evaluate after every so many epochs, and after the last."""
 
-    rho: float | None = None
-    """Radius of the neighbourhood; None: the method's own default."""
-    beta: float | None = None
-    """SWP: probability that a tensor is perturbed."""
-    gamma: float | None = None
-    """SDS: share of the batch that takes the second pass."""
-    ranking: str | None = None
-    """SDS: how the samples are ranked: exact, aligned, gradient, loss or random."""
-    choose: str | None = None
-    """SWP: how the tensors are drawn: independent or suffix."""
-    m: int | None = None
-    """m-sharpness: samples that share one perturbation."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Settings of the method, as in ``{"rho": 0.1}``; what is left out is as the method has it by default."""
 
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """The base optimizer."""
@@ -73,25 +64,50 @@ class Config:
     notes: tuple[str, ...] = ()
     """Remarks that the report shows."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", ALIASES.get(self.method, self.method))
+
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
-        return {**dataclasses.asdict(self), "notes": list(self.notes)}
+        return {**dataclasses.asdict(self), "settings": dict(self.settings), "notes": list(self.notes)}
 
-    def given(self) -> dict[str, Any]:
-        """Return what differs from the defaults: what a run is known by, so that a new setting changes no old run."""
+    def identity(self) -> dict[str, Any]:
+        """Return what the run is known by: two configurations with the same identity are the same run.
+
+        Settings of the training that are at their defaults are left out, so that a new one changes no old run; those of
+        the method are all in it, by the values that take effect. Remarks, threads and the device do not count.
+        """
+        row = find_method(self.method)
         fresh = Config().as_json()
-        return {name: value for name, value in self.as_json().items() if value != fresh[name]}
+        own = {name: value for name, value in self.as_json().items() if value != fresh[name] and name not in _APART}
+        return {**own, "method": row.build.__name__, "settings": row.effective(self.settings)}
+
+    def id(self) -> str:
+        """Return the twelve hexadecimal digits that stand for the identity."""
+        from .record import config_id
+
+        return config_id(self.identity())
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
         """Take back what ``as_json`` gave; a setting that this version does not know is refused."""
+        values = modern_config(values)
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
                 raise ValueError(f"unknown setting {name!r} in a run's configuration.{did_you_mean(name, known)}")
         return cls(**{**values, "notes": tuple(values.get("notes", ()))})
 
-    def method_settings(self) -> dict[str, Any]:
-        """Return the settings of the method that were given."""
-        given = {name: getattr(self, name) for name in METHOD_SETTINGS}
-        return {name: value for name, value in given.items() if value is not None}
+
+_APART = ("method", "settings", "notes", "threads", "device")
+"""What an identity holds in another form, or not at all."""
+
+
+def find_method(name: str) -> Method:
+    """Return the registry's row of that name."""
+    from esam.optim import METHODS
+
+    name = ALIASES.get(name, name)
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
+    return METHODS[name]

@@ -10,8 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esam.optim.randomness import random_state, replayed
-
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
 
@@ -43,7 +41,7 @@ def evaluate(
     total, correct, count, labels = 0.0, 0, 0, 0
     try:
         # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
-        with replayed(random_state([] if device.type == "cpu" else [device])):
+        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
             for x, y in batches:
                 x, y = x.to(device), y.to(device)
                 with autocast(device, precision):

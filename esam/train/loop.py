@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from esam.optim import Plain, SharpnessAware
+from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
 from .evaluation import PRECISIONS, Batch, Loss, autocast, evaluate, per_sample_cross_entropy
@@ -86,7 +86,7 @@ def fit(
         )
     device = next(model.parameters()).device
     scaler = GradScaler(device.type) if precision == "fp16" else None
-    stepper = optimizer if isinstance(optimizer, SharpnessAware) else Plain(optimizer, model)
+    stepper = optimizer if isinstance(optimizer, SharpnessAware) else Base(optimizer, model)
     for group in stepper.param_groups:
         group.setdefault("initial_lr", group["lr"])
     resumable = Resumable({"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}, train, device)

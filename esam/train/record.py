@@ -22,6 +22,8 @@ from typing import Any
 
 from esam.files import explained, write_atomically, write_through
 
+from .history import modern_run
+
 FORMAT = 1
 RECORD_NAME = "record.jsonl"
 
@@ -159,7 +161,15 @@ def read_record(path: str | Path) -> RunRecord:
         _check_place(line, lines, where)
         lines.append(line)
     end = lines.pop() if lines[-1]["kind"] == "end" else None
-    return RunRecord(path=path, run=lines[0], epochs=tuple(lines[1:]), end=end)
+    return RunRecord(path=path, run=modern_run(lines[0]), epochs=tuple(lines[1:]), end=end)
+
+
+def read_first_line(path: Path) -> Line:
+    """Read what a record's run was asked to do, without the rest of it."""
+    with path.open("rb") as file:
+        line = json.loads(file.readline())
+    _check_line(line, f"{path}, line 1")
+    return modern_run(line)
 
 
 def read_records(folder: str | Path) -> list[RunRecord]:

@@ -50,6 +50,7 @@ class Resumable:
         state = checkpoint.load(self.device)
         if state is None:
             return Progress()
+        checkpoint.set_damaged_aside()
         for name, part in self.parts.items():
             if name not in state:
                 raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -12,11 +11,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esam.files import alone_in
-from esam.optim import METHODS, Plain, SharpnessAware
+from esam.files import folder_lock
+from esam.optim import SharpnessAware
 
 from .checkpoint import Checkpoint
-from .config import METHOD_SETTINGS, Config
+from .config import Config, find_method
 from .data import Batches, Data, load_data
 from .evaluation import evaluate
 from .loop import Schedule, cosine, fit
@@ -35,24 +34,17 @@ Observe = Callable[[int, nn.Module, Data], None]
 
 def title(config: Config) -> str:
     """Return the name that people read: SGD, SAM, ESAM ..."""
-    return BASE_TITLES[config.optimizer] if config.method == "sgd" else METHODS[config.method].title
-
-
-def settings_of(method: str) -> list[str]:
-    """Return the settings of a configuration that a method takes; the base alone (sgd) takes none."""
-    names = ["sgd", *METHODS]
-    if method not in names:
-        raise ValueError(f"unknown method {method!r}.{did_you_mean(method, names)} There are: {', '.join(names)}")
-    taken = [] if method == "sgd" else inspect.signature(METHODS[method].build).parameters
-    return [name for name in METHOD_SETTINGS if name in taken]
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    return find_method(config.method).named(BASE_TITLES[config.optimizer])
 
 
 def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
     """Return the configured method around the configured base optimizer."""
-    taken = settings_of(config.method)
-    for name in config.method_settings():
-        if config.method != "sgd" and name not in taken:
-            raise ValueError(f"{config.method} takes no {name}; it takes {', '.join(taken)}")
+    method = find_method(config.method)
+    for name in config.settings:
+        if name not in method.options():
+            takes = ", ".join(method.options()) or "none"
+            raise ValueError(f"{config.method} takes no {name}; its settings: {takes}")
     _check_choice("optimizer", config.optimizer, BASE_TITLES)
     base: Optimizer
     if config.optimizer == "sgd":
@@ -61,9 +53,7 @@ def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
         )
     else:
         base = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    if config.method == "sgd":
-        return Plain(base, model)
-    return METHODS[config.method](base, model, seed=config.seed, **config.method_settings())
+    return method(base, model, seed=config.seed, **config.settings)
 
 
 def run(
@@ -93,10 +83,10 @@ def run(
     optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
     folder.mkdir(parents=True, exist_ok=True)
-    with alone_in(folder):
+    with folder_lock(folder):
         if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
             return finished
-        if path.exists() and Config.from_json(read_record(path).config) != config:
+        if path.exists() and not _same_run(read_record(path), config):
             path.unlink()  # it failed before its first epoch, and must not be in the way of the next try
         checkpoint = Checkpoint(folder)
         writer = _writer(path, config, checkpoint, device)
@@ -134,11 +124,15 @@ def _finished(path: Path, config: Config) -> RunRecord | None:
     if not path.exists():
         return None
     record = read_record(path)
-    if Config.from_json(record.config) == config:
+    if _same_run(record, config):
         return record if record.finished else None
     if record.epochs or record.finished:
         raise ValueError(f"{path.parent} holds another run: its configuration differs; choose another folder")
     return None
+
+
+def _same_run(record: RunRecord, config: Config) -> bool:
+    return Config.from_json(record.config).identity() == config.identity()
 
 
 def configured_data(config: Config) -> Data:
@@ -204,8 +198,9 @@ def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.de
         return RecordWriter.resume(path, epoch=state["progress"]["epoch"] if state else 0)
     if state is not None:
         raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
-    first = {"name": title(config), "method": config.method, "seed": config.seed, "config": config.as_json()}
-    return RecordWriter.create(path, {**first, "environment": environment(str(device))})
+    first = {"id": config.id(), "name": title(config), "method": config.method, "seed": config.seed}
+    told = {"config": config.as_json(), "environment": environment(str(device))}
+    return RecordWriter.create(path, {**first, **told})
 
 
 def _results(

@@ -18,8 +18,8 @@ from .planes import draw_planes, plane_passes, planes_of
 
 if TYPE_CHECKING:
     from esam.analysis import Landscape
-    from esam.analysis.landscape import Progress
-    from esam.analyze import TrainedRun
+    from esam.analysis.landscape import OnProgress
+    from esam.train.trained import TrainedRun
 
 
 def needs(scale: Scale) -> Needs:
@@ -37,7 +37,7 @@ def analyse(found: Found) -> Values:
 
     grid = found.scale.adversarial_plane
 
-    def look(run: TrainedRun, points: int, path: Path, progress: Progress) -> Landscape:
+    def look(run: TrainedRun, points: int, path: Path, progress: OnProgress) -> Landscape:
         objective, theta = run.objective, run.objective.parameters
         groups = [(objective, adversarial_plane(objective, theta, seed=seed)) for seed in range(grid.groups)]
         return landscape(groups, theta, [even_axis(grid.reach, points)] * 2, path=path, progress=progress)

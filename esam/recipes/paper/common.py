@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esam.compare.plan import Comparison
-from esam.palette import FALLBACK_COLOURS, METHOD_COLOURS
+from esam.optim import METHODS
 from esam.report.sheets import Sheet
 from esam.reproduce.item import Row
 from esam.reproduce.scale import Task, words
@@ -25,9 +25,8 @@ DEFAULT = "ESAM (default)"
 DEFAULT_FORM = {"ranking": "random", "choose": "suffix"}
 """What ESAM takes by itself, written out: a record must still say what it is of when the default changes."""
 COLOURS = {
-    **{"SGD": METHOD_COLOURS["sgd"], "AdamW": METHOD_COLOURS["sgd"]},
-    **{"SAM": METHOD_COLOURS["sam"], "ESAM": METHOD_COLOURS["esam"]},
-    **dict(zip(("ESAM-SWP", "ESAM-SDS", DEFAULT), FALLBACK_COLOURS, strict=True)),
+    **{row.named(base): row.colour for base in ("SGD", "AdamW") for row in METHODS.values()},
+    DEFAULT: METHODS["esam-random"].colour,
 }
 """One colour for a method in every figure."""
 ABSENT = "–"

@@ -19,8 +19,8 @@ from .planes import draw_planes, plane_passes, planes_of, remembered
 
 if TYPE_CHECKING:
     from esam.analysis import Landscape
-    from esam.analysis.landscape import Progress
-    from esam.analyze import TrainedRun
+    from esam.analysis.landscape import OnProgress
+    from esam.train.trained import TrainedRun
 
 MATVECS = 60
 """Products with the Hessian that its largest eigenvalue takes, about."""
@@ -39,11 +39,11 @@ def needs(scale: Scale) -> Needs:
 
 def analyse(found: Found) -> Values:
     """Return each method's plane, and its sharpness, largest eigenvalue and trace over the seeds."""
-    from esam.analyze import random_landscape
+    from esam.train.trained import random_landscape
 
     grid, methods = found.scale.random_plane, {}
 
-    def look(run: TrainedRun, points: int, path: Path, progress: Progress) -> Landscape:
+    def look(run: TrainedRun, points: int, path: Path, progress: OnProgress) -> Landscape:
         return random_landscape(run, points=points, reach=grid.reach, groups=grid.groups, path=path, progress=progress)
 
     for row in found.needs.weights:
@@ -55,7 +55,7 @@ def analyse(found: Found) -> Values:
 
 
 def _curvature(found: Found, run: TrainedRun) -> dict[str, float]:
-    from esam.analysis import sharpness, top_eigenvalues, trace
+    from esam.analysis import hessian_trace, sharpness, top_eigenvalues
 
     objective, theta, vectors = run.objective, run.objective.parameters, found.scale.vectors
 
@@ -65,7 +65,7 @@ def _curvature(found: Found, run: TrainedRun) -> dict[str, float]:
             "loss": float(objective(theta)),
             "sharpness": sharpness(objective, theta, rho=0.05),
             "eigenvalue": top_eigenvalues(objective, theta, k=1)[0],
-            "trace": float(trace(objective, theta, vectors=vectors)[0]),
+            "trace": float(hessian_trace(objective, theta, vectors=vectors)[0]),
         }
 
     key = {"run": run.record.run["id"], "images": objective.count, "vectors": vectors}

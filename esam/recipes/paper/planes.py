@@ -17,10 +17,10 @@ from .common import slug, spread
 
 if TYPE_CHECKING:
     from esam.analysis import Landscape
-    from esam.analysis.landscape import Progress
-    from esam.analyze import TrainedRun
+    from esam.analysis.landscape import OnProgress
+    from esam.train.trained import TrainedRun
 
-    Look = Callable[[TrainedRun, int, Path, Progress], Landscape]
+    Look = Callable[[TrainedRun, int, Path, OnProgress], Landscape]
     """(run, points a side, where to keep what is done, progress) -> its plane."""
 
 COARSE = 7
@@ -62,7 +62,7 @@ def draw_planes(methods: Mapping[str, Mapping[str, Any]], path: Path) -> list[Pa
     for label, own in methods.items():
         finite = [[float("nan") if value is None else value for value in line] for line in own["losses"]]
         losses = torch.tensor([finite], dtype=torch.float64)
-        planes[label] = Landscape(tuple(tuple(axis) for axis in own["axes"]), losses, ("saved",))
+        planes[label] = Landscape(tuple(tuple(axis) for axis in own["axes"]), losses)
     written = contours(path.with_name(f"{path.name}-contour"), planes)
     return written + surfaces(path.with_name(f"{path.name}-surface"), planes)
 

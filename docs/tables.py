@@ -1,0 +1,138 @@
+"""Writes the tables of README and docs from the committed records, between markers: ``make docs``.
+
+A block begins with ``<!-- name -->`` and ends with ``<!-- /name -->``, each on a line of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+from esam.bench.steps import steps_sheet  # noqa: E402
+from esam.files import write_atomically  # noqa: E402
+from esam.optim import METHODS  # noqa: E402
+from esam.report import summarise  # noqa: E402
+from esam.report.results import results_sheet  # noqa: E402
+from esam.report.sheets import Sheet, as_markdown  # noqa: E402
+from esam.train.record import read_records  # noqa: E402
+
+RESULTS = ROOT / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Sharpness", "Forward", "Backward")
+NOISY, CLEAN = 0.2, 0.0
+
+
+def record(name: str) -> dict[str, Any]:
+    """Return a committed JSON record."""
+    return json.loads((RESULTS / name).read_text())  # type: ignore[no-any-return]
+
+
+def summaries(folder: str, noise: float) -> list[Any]:
+    """Return the methods of one condition, averaged over seeds."""
+    records = [r for r in read_records(RESULTS / folder) if r.config["label_noise"] == noise]
+    (methods,) = summarise(records).values()
+    return methods
+
+
+def results(folder: str, noise: float) -> str:
+    """Return the results of one condition as a table."""
+    return as_markdown(results_sheet(summaries(folder, noise), columns=SHOWN))
+
+
+def headline() -> str:
+    """Return the README's table: accuracy on two tasks, and what a step takes on two models."""
+    clean, noisy = ({m.method: m for m in summaries("cifar10/runs", noise)} for noise in (CLEAN, NOISY))
+    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
+
+    def accuracy(found: dict[str, Any], name: str) -> str:
+        spread = found[name].accuracy
+        return f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
+
+    def ratio(name: str, other: str) -> str:
+        return " / ".join(f"{time[name][f'time / {other}']['of totals']:.2f}" for time in times)
+
+    rows = [
+        (
+            METHODS[name].named("SGD"),
+            accuracy(clean, name),
+            f"{100 * clean[name].train_accuracy.mean:.0f}",
+            accuracy(noisy, name),
+            ratio(name, "base"),
+            ratio(name, "sam"),
+        )
+        for name in METHODS
+        if name in clean and name in noisy
+    ]
+    head = ("", "CIFAR-10, %", "of it fitted, %", "20 % wrong labels, %", "time / SGD", "time / SAM")
+    return as_markdown(Sheet("", head, tuple(rows)))
+
+
+def methods() -> str:
+    """Return every row of the registry: what it does, what it costs."""
+    rows = []
+    for name, row in METHODS.items():
+        what = " ".join((row.build.__doc__ or "").split("\n\n")[0].split())
+        own = ", ".join(f"{key}={value}" for key, value in row.settings.items())
+        rows.append((f"`{name}`", f"`{row.build.__name__}`", own or "–", what, f"{row.units():.3g}"))
+    return as_markdown(Sheet("", ("name", "class", "its own settings", "what it does", "cost"), tuple(rows)))
+
+
+def claims() -> str:
+    """Return the paper's claims and their verdicts at the CPU scale."""
+    from esam.paper import SCALES
+    from esam.paper.claims import claims_markdown
+    from esam.paper.engine.store import Store
+
+    return claims_markdown(Store(RESULTS / "reproduce", SCALES["cpu"]()))
+
+
+def toy() -> str:
+    """Return what SWP saves on the paper's toy MLPs."""
+    import toy_mlp
+
+    return str(toy_mlp.markdown(record("toy_mlp.json")))
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "headline": headline,
+    "methods": methods,
+    "claims": claims,
+    "steps-resnet18": lambda: as_markdown(steps_sheet(record("speed/resnet18.json"))),
+    "steps-vit-tiny": lambda: as_markdown(steps_sheet(record("speed/vit-tiny.json"))),
+    "toy": toy,
+    "demo": lambda: results("demo", 0.3),
+    "cifar10": lambda: results("cifar10/runs", CLEAN),
+    "cifar10-noisy": lambda: results("cifar10/runs", NOISY),
+    "cifar100": lambda: results("cifar100/runs", CLEAN),
+}
+
+
+def written(text: str) -> str:
+    """Return a page with its blocks as the records have them."""
+    for name, block in BLOCKS.items():
+        marks = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
+        if marks.search(text):
+            table = block()
+            text = marks.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", text)
+    return text
+
+
+def main() -> None:
+    """Write every page whose blocks have changed."""
+    for page in PAGES:
+        before = page.read_text()
+        after = written(before)
+        if after != before:
+            write_atomically(page, after.encode())
+            print(f"written: {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

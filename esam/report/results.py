@@ -1,0 +1,35 @@
+"""Which columns does the table of a comparison have?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from esam.report.sheets import Sheet
+from esam.report.summaries import MethodSummary
+from esam.report.words import ABSENT, counted, duration, mean, measured, memory, percent
+
+
+def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Sequence[str] | None = None) -> Sheet:
+    """Give one line a method: the columns of these titles, or all that some method fills.
+
+    Training accuracy is always among them: without it, a method that was not trained enough looks like a bad one.
+    """
+    base = next((one.name for one in methods if one.is_base), "base")
+    cells = {
+        "Seeds": [str(one.n) for one in methods],
+        "Test acc., %": [percent(one.accuracy, seeds=one.n) for one in methods],
+        "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
+        "Best, %": [percent(one.best, seeds=one.n) for one in methods],
+        "Train loss": [measured(one.train_loss, seeds=one.n) for one in methods],
+        "Sharpness": [measured(one.sharpness, seeds=one.n) for one in methods],
+        "Images/s": [measured(one.images_per_second, seeds=one.n) for one in methods],
+        "Time": [mean(one.seconds, duration) for one in methods],
+        f"Time vs {base}": [ABSENT if one.time_ratio is None else f"{one.time_ratio:.2f}×" for one in methods],
+        "Peak memory": [mean(one.peak_memory, memory) for one in methods],
+        "Forward": [mean(one.forwards, counted) for one in methods],
+        "Backward": [mean(one.backwards, counted) for one in methods],
+    }
+    if columns is None:
+        columns = [key for key, column in cells.items() if key == "Train acc., %" or set(column) != {ABSENT}]
+    rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
+    return Sheet(title, ("Method", *columns), tuple(rows))
