@@ -72,7 +72,7 @@ def write_cache(folder: Path, decoded: Decoded) -> None:
         for name, array in arrays.items():
             file = io.BytesIO()
             np.save(file, array, allow_pickle=False)
-            write_atomically(folder / f"{name}.npy", file.getvalue())
+            write_atomically(folder / f"{name}.npy", file.getbuffer())
         write_atomically(folder / CONTENTS, json.dumps(contents).encode())
     except OSError as error:
         warnings.warn(
