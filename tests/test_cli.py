@@ -97,7 +97,7 @@ def test_models_and_recipes_are_listed(esam):
         (["compare", "dmeo"], "unknown recipe 'dmeo'. Did you mean 'demo'"),
         (["train", "cifar10-smal"], "unknown recipe 'cifar10-smal'. Did you mean 'cifar10-small'"),
         (["train", *TINY, "--method", "easm"], "unknown method 'easm'. Did you mean 'esam'"),
-        (["train", *TINY, "--model", "resnet9"], "there is no model 'resnet9'; did you mean resnet8"),
+        (["train", *TINY, "--model", "resnet9"], "there is no model 'resnet9'. Did you mean 'resnet8'"),
         (["train", *TINY, "--data", "digist"], "'digist': .* Did you mean 'digits'"),
         (["train", *TINY, "--augment", "cutuot"], "Did you mean 'cutout'"),
         (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no gamma; it takes rho, m"),

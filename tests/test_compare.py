@@ -189,7 +189,7 @@ def test_a_failing_run_is_reported_with_its_last_line_and_stops_no_other(tmp_pat
     with pytest.raises(RuntimeError) as error:
         Launcher([bad, good], poll=0.05)()
     assert str(error.value).startswith("1 of 2 runs failed:\n  esam, seed 0: ValueError: there is no model 'mpl'")
-    assert "did you mean mlp" in str(error.value) and str(tmp_path / "bad" / "log.txt") in str(error.value)
+    assert "Did you mean 'mlp'" in str(error.value) and str(tmp_path / "bad" / "log.txt") in str(error.value)
     assert good.record().finished and bad.record() is None
 
 

@@ -104,7 +104,7 @@ def check_data(item: Item[Any], store: ResultStore, needs: Needs, missing: Seque
 
 def data_here(name: str) -> bool:
     """Tell, without a network, whether a data set is on this machine."""
-    from esam.train.data.names import local_copy
+    from esam.train.data.sources import local_copy
 
     if name == "digits" or Path(name).expanduser().is_dir() or local_copy(name) is not None:
         return True

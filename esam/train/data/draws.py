@@ -1,13 +1,22 @@
-"""Which labels are made wrong, and which samples are taken or held out?"""
+"""What is drawn at random: which labels are made wrong, which samples are taken or held out, and from which seed?"""
 
 from __future__ import annotations
+
+import hashlib
 
 import torch
 from torch import Tensor
 
-from esam.train.data.seeds import generator_for
-
 HELD_OUT_SHARE = 0.2
+
+
+def generator_for(*key: str | int) -> torch.Generator:
+    """Give a fresh CPU generator that depends on ``key`` alone, never on the global generator or on earlier draws.
+
+    The key is hashed because neighbouring seeds, such as (seed 0, epoch 1) and (seed 1, epoch 0), must not meet.
+    """
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
 def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -35,16 +44,16 @@ def check_share(share: float) -> None:
         raise ValueError(f"label_noise is a share and must be in [0, 1], got {share}; for 20 % write 0.2")
 
 
-def balanced_subset(labels: Tensor, size: int, *, seed: int = 0) -> Tensor:
-    """Pick ``size`` samples at random with all classes equally often; gives their positions, ascending.
+def balanced_subset(labels: Tensor, count: int, *, seed: int = 0) -> Tensor:
+    """Pick ``count`` samples at random with all classes equally often; gives their positions, ascending.
 
     A class with too few samples gives all it has and the others fill up. For one seed, smaller subsets lie inside
     larger ones.
     """
-    if not 1 <= size <= len(labels):
-        raise ValueError(f"train_size must be in 1..{len(labels)}, the number of training images, got {size}")
+    if not 1 <= count <= len(labels):
+        raise ValueError(f"train_size must be in 1..{len(labels)}, the number of training images, got {count}")
     shuffled, rank = _rank_within_class(labels, generator_for("subset", seed))
-    return shuffled[rank.argsort(stable=True)][:size].sort().values
+    return shuffled[rank.argsort(stable=True)][:count].sort().values
 
 
 def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,8 +66,8 @@ def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
     shuffled, rank = _rank_within_class(labels, generator_for("held out"))
     counts = labels.bincount()[labels[shuffled]]
     by_depth = shuffled[((rank + 0.5) / counts).argsort(stable=True)]
-    size = max(1, round(HELD_OUT_SHARE * len(labels)))
-    return by_depth[size:].sort().values, by_depth[:size].sort().values
+    count = max(1, round(HELD_OUT_SHARE * len(labels)))
+    return by_depth[count:].sort().values, by_depth[:count].sort().values
 
 
 def _rank_within_class(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
