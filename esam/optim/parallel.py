@@ -119,7 +119,7 @@ class Alone:
         sums = torch.tensor(values, dtype=torch.float64, device=self._device)
         for group in groups:
             torch.distributed.all_reduce(sums, group=group)
-        return sums.tolist()  # type: ignore[no-any-return]
+        return sums.tolist()
 
 
 class Replicas(Alone):
