@@ -1,6 +1,5 @@
 """Does a run that is killed a dozen times, at moments nobody chose, end bit for bit as one that was left alone?"""
 
-import itertools
 import json
 import random
 import time
@@ -71,7 +70,7 @@ def test_a_run_that_is_killed_a_dozen_times_ends_bit_for_bit_as_one_left_alone(t
     process.join()
     assert process.exitcode == 0
 
-    assert sum(later > earlier for earlier, later in itertools.pairwise(reached)) > KILLS / 2  # it got on
+    assert len(set(reached)) > KILLS / 3, reached  # it got on between the kills
     record, twin = read_record(folder / RECORD_NAME), read_record(alone / RECORD_NAME)
     assert [line["epoch"] for line in record.epochs] == list(range(1, CONFIG.epochs + 1))
     assert [timeless(line) for line in record.epochs] == [timeless(line) for line in twin.epochs]
