@@ -62,7 +62,9 @@ def test_a_run_that_is_killed_a_dozen_times_ends_bit_for_bit_as_one_left_alone(t
         else:  # while it trains, evaluates, or writes record and checkpoint
             start_up = wait_for_news(process, folder)
             process.join(epoch * moments.uniform(0, 3))
-        assert process.is_alive(), f"ended before kill {kill + 1}"
+        if not process.is_alive():  # a busy machine let it come to its end before it was our turn
+            assert process.exitcode == 0
+            break
         process.kill()
         process.join()
         reached.append(read_record(folder / RECORD_NAME).last_epoch)
