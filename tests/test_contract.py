@@ -178,6 +178,18 @@ def test_batchnorm_moves_once_a_step_by_the_first_pass(method):
         assert torch.equal(a, b)
 
 
+@every_row
+def test_a_caller_without_gradients_gets_the_same_step(method):
+    """Some trainers call step under no_grad, as torch's own optimizers allow."""
+    p, optimizer = start(method)
+    q, twin = start(method)
+    for _ in range(2):
+        expected = optimizer.step(p.closure)
+        with torch.no_grad():
+            assert twin.step(q.closure) == expected
+    assert_equal(p.model.state_dict(), q.model.state_dict())
+
+
 @every_method
 def test_a_parameter_without_a_gradient_is_left_alone(method):
     p, optimizer = start(method)

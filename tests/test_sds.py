@@ -67,10 +67,10 @@ def test_the_exact_ranking_costs_one_forward_and_no_backward():
 def test_the_random_ranking_is_uniform_and_follows_the_seed():
     counts = torch.zeros(12)
     p, optimizer = start(gamma=0.5, ranking="random")
-    for _ in range(600):
+    for _ in range(300):
         optimizer.step(p.closure)
         counts[p.calls[-1]] += 1
-    assert ((counts / 600 - 0.5).abs() < 4 * (0.25 / 600) ** 0.5).all()
+    assert ((counts / 300 - 0.5).abs() < 4 * (0.25 / 300) ** 0.5).all()
     picks = []
     for _ in range(2):
         p, optimizer = start(gamma=0.5, ranking="random")
