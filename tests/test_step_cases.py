@@ -150,6 +150,19 @@ def test_a_closure_may_look_at_gradients_and_at_requires_grad_whatever_is_drawn(
     assert all(w.requires_grad for w in p.model.parameters())
 
 
+def test_a_closure_that_takes_gradients_is_told_how_to_while_samples_are_ranked():
+    p, optimizer = start("esam-sds", normalised)
+    before = state_of(p.model)
+    closure = maml(p.model, p.x, p.y)
+    with pytest.raises(ValueError, match=r"ranked or counted it runs without a graph.* torch.enable_grad\(\)"):
+        optimizer.step(closure)
+    assert_same(state_of(p.model), before)
+    q, grouped = start("sam", m=4)
+    with pytest.raises(ValueError, match=r"torch.enable_grad\(\)"):
+        grouped.step(maml(q.model, q.x, q.y))
+    assert grouped.step(maml(q.model, q.x, q.y), batch_size=12).isfinite()
+
+
 # Norms and draws ------------------------------------------------------------------------------------------------------
 
 

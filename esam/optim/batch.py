@@ -70,7 +70,7 @@ class Piece:
     def measured_size(self) -> int:
         """Return how many samples stand behind the closure; costs a forward pass, moves no random stream."""
         self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
-        with torch.no_grad(), self._replayed():
+        with without_graph(), self._replayed():
             losses = checked_losses(self.closure(EVERYTHING), None)
         if losses.dim() == 0:
             raise ValueError(UNCOUNTED)
@@ -100,6 +100,21 @@ class Piece:
                 "no_grad(), and check that some parameter requires a gradient"
             )
         return losses
+
+
+@contextmanager
+def without_graph() -> Iterator[None]:
+    """Run closures for their values only."""
+    try:
+        with torch.no_grad():
+            yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise ValueError(
+            "the closure takes gradients itself, and while samples are ranked or counted it runs without a graph; put "
+            "the part of it that takes them under torch.enable_grad()"
+        ) from error
 
 
 def mean_of(losses: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from .ascent import Eps, l2_ascent
-from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
+from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece, without_graph
 from .buffers import Buffers, has_batch_statistics, kept_buffers
 from .checks import checked_count, checked_number
 from .combine import added
@@ -410,7 +410,7 @@ class SharpnessAware(Wrapper):
         group, pieces = step.group, [step.group.pieces[i] for i in numbers]
 
         def perturbed_losses() -> Tensor:
-            with torch.no_grad():
+            with without_graph():
                 again = torch.cat([piece.losses_again() for piece in pieces])
             torch.clear_autocast_cache()  # it would hand the second pass weights without a graph
             return sign * again
