@@ -255,8 +255,9 @@ def after_an_error(rank, name):
 
 def compiled(rank):
     model = replicas()
-    outer = torch.compile(model, backend="eager")
-    return train(outer, SAM(sgd(model), outer, rho=RHO), functools.partial(batch_of, rank), STEPS)
+    outer = torch.compile(model)
+    with torch.compiler.set_stance("force_eager"):  # what is asked is who exchanges gradients
+        return train(outer, SAM(sgd(model), outer, rho=RHO), functools.partial(batch_of, rank), STEPS)
 
 
 def cases(rank):
