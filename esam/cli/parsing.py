@@ -33,8 +33,8 @@ def parse_run(
 
     takers: dict[tuple[str, type], list[str]] = {}
     for name, method in METHODS.items():
-        for setting in method.options().items():
-            takers.setdefault(setting, []).append(name)
+        for option in method.options().items():
+            takers.setdefault(option, []).append(name)
     fields: list[Any] = []
     for (setting, kind), names in takers.items():
         words = tyro.conf.arg(help=f"Of {', '.join(names)}; if not given, the method's own default.")
