@@ -150,6 +150,32 @@ def test_a_failed_step_leaves_no_trace_in_the_next_one(method, failing):
     assert_equal(p.model.state_dict(), q.model.state_dict())
 
 
+@every_method
+def test_an_error_after_the_method_has_remembered_something_takes_that_back_too(method, monkeypatch):
+    p, optimizer = start(method)
+    optimizer.step(p.closure)
+    saved = copy.deepcopy(optimizer.state_dict())
+    combine = optimizer.combine
+
+    def combine_and_fail(*args):
+        combine(*args)
+        raise RuntimeError("on purpose")
+
+    for parameter in p.model.parameters():  # other gradients than in the step before
+        nn.init.normal_(parameter)
+    monkeypatch.setattr(optimizer, "combine", combine_and_fail)
+    with pytest.raises(RuntimeError, match="on purpose"):
+        optimizer.step(p.closure)
+    now = optimizer.state_dict()
+    for one, other in (
+        *zip(now["param_groups"], saved["param_groups"], strict=True),
+        *((now["state"][n], saved["state"][n]) for n in saved["state"]),
+    ):
+        for key in other:
+            torch.testing.assert_close(one[key], other[key], rtol=0, atol=0)
+    assert all(q.grad is None for q in p.model.parameters())
+
+
 @every_row
 def test_requires_grad_and_modes_stay_as_the_user_left_them(method):
     p, optimizer = start(method, normalised)

@@ -111,15 +111,18 @@ def test_sds_on_a_quadratic_trains_on_the_steeper_sample():
     assert loss == pytest.approx((1 + 3) / 2 * 4 / 2)  # the whole batch, at theta
 
 
-def test_looksam_reuses_the_orthogonal_part_of_the_whole_gradient():
-    # L = (a . w)^2-like curvature: at (3, 4) with curvatures 1 and 3, g = (3, 12) and g_s = g + H eps
+@pytest.mark.parametrize("second_too", [True, False], ids=["both perturbed", "the first alone"])
+def test_looksam_reuses_the_orthogonal_part_of_the_whole_gradient(second_too):
+    # at (3, 4) with curvatures 1 and 3: g = (3, 12), g_s = g + H eps, eps along g in what is perturbed
     model = nn.ParameterList([nn.Parameter(torch.tensor(v, dtype=torch.float64)) for v in (3.0, 4.0)])
     w1, w2 = model
-    optimizer = LookSAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=0.5, k=2, alpha=0.7)
+    base = torch.optim.SGD([{"params": [w1]}, {"params": [w2], "perturb": second_too}], lr=0.0)
+    optimizer = LookSAM(base, model, rho=0.5, k=2, alpha=0.7)
     losses = lambda keep: ((w1**2 + 3 * w2**2) / 2).expand(2)[keep]  # noqa: E731
     optimizer.step(losses)
     length = math.hypot(3, 12)
-    g_s = (3 + 0.5 * 3 / length, 12 + 3 * 0.5 * 12 / length)
+    eps = (0.5 * 3 / length, 0.5 * 12 / length) if second_too else (0.5, 0.0)
+    g_s = (3 + eps[0], 12 + 3 * eps[1])
     assert (float(w1.grad), float(w2.grad)) == pytest.approx(g_s, abs=1e-13)
     along = (3 * g_s[0] + 12 * g_s[1]) / length**2
     g_v = (g_s[0] - along * 3, g_s[1] - along * 12)
