@@ -49,6 +49,7 @@ class Wrapper(Optimizer, ABC):
         self.model = model
         self._parallel: Alone | None = None
         self._shared = False
+        self._step: Any = None
         # initial_seed() follows torch.manual_seed, and draws nothing from the global stream
         self.generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
         super().__setstate__({})  # torch's hook tables, without the copy of the groups that its __init__ makes
@@ -61,7 +62,7 @@ class Wrapper(Optimizer, ABC):
         return {}
 
     def load_memory(self, memory: dict[str, Any]) -> None:
-        """Take back what ``memory`` returned."""
+        """Take back what ``memory`` returned; nothing: begin anew."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -139,12 +140,13 @@ class Wrapper(Optimizer, ABC):
                 f"this state was saved by {savers[0]}, not {type(self).__name__}; to keep only the base's part of it, "
                 "save optimizer.base.state_dict()"
             )
+        self._step = None
         settings = [{key: group[key] for key in _OWN_KEYS if key in group} for group in self.base.param_groups]
         self.base.load_state_dict({**state_dict, "state": state, "param_groups": list(groups.values())})
         if not savers:  # a state of the base alone knows nothing of the groups' own radii
             for group, kept in zip(self.base.param_groups, settings, strict=True):
                 group.update({**kept, **group})
-            return
+            return self.load_memory({})
         self.generator.set_state(memory.pop(savers[0]).cpu())
         self._shared = False
         parameters = self._parameters()
@@ -158,7 +160,10 @@ class Wrapper(Optimizer, ABC):
         """Return what a parameter's state holds; what is missing is there too, so that every state looks alike."""
         if kind == "number":
             return torch.tensor(-1.0 if value is None else value, dtype=torch.float64)
-        return torch.zeros_like(parameter) if value is None else self.parallel.whole(value, parameter)
+        tensor = torch.zeros_like(parameter)
+        if value is not None:
+            self.parallel.local([tensor])[0].copy_(value)
+        return tensor
 
     def __getstate__(self) -> dict[str, Any]:
         # a scheduler's wrapper around step, and hooks, stay behind, as they do for torch's own optimizers
