@@ -143,7 +143,7 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
 def split_by_piece(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tensor | None]]:
     """Return the pieces that hold kept samples, each with its own, counted from the piece's start."""
     if len(pieces) == 1:
-        return [(pieces[0], keep)]
+        return [(pieces[0], keep)] if len(keep) else []
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:
