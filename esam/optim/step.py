@@ -345,7 +345,8 @@ class SharpnessAware(Wrapper):
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
-                step.parameters[n].grad = parallel.whole(remainder * scale, step.parameters[n])
+                step.parameters[n].grad = torch.empty_like(step.parameters[n])
+                torch.mul(remainder, scale, out=parallel.local([step.parameters[n].grad])[0])
         source = part if self.takes_part else gradients
         if not parallel.own_eps:
             source = parallel.mean(source, step.parameters)
