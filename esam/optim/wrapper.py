@@ -116,7 +116,8 @@ class Wrapper(Optimizer, ABC):
         """Return everything that a resumed run needs: the base's state, the generator and the method's memory.
 
         Ours stands among the base's: what belongs to a parameter in its state, the rest in the first group. So it goes
-        wherever the base's goes, through ``torch.distributed.checkpoint`` too.
+        wherever the base's goes, through ``torch.distributed.checkpoint`` too; but not back from its flattened form,
+        which asks the base's own state for the names to read.
         """
         saved = self.base.state_dict()
         groups = [dict(group) for group in saved["param_groups"]]
