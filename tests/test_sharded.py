@@ -16,12 +16,14 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from two_ranks import (
     BATCH,
     RANKS,
+    Corrected,
     ESAMByHand,
     adamw,
     assert_near,
     assert_same,
     batch_of,
     closures_of,
+    corrected_by_hand,
     distance,
     joined,
     losses_of,
@@ -48,6 +50,7 @@ ROWS = {
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
     "esam, aligned": functools.partial(METHODS["esam"], ranking="aligned"),
+    "toy": Corrected,
 }
 JOINED = ("base", "sam", "asam", "looksam", "esam-swp", "esam-swp, suffix")
 """Methods whose step on two ranks is that of one process on all samples."""
@@ -84,6 +87,10 @@ def evaluated(model, rank):
     """Run a forward pass alone: the whole weights of the root stay gathered."""
     with torch.no_grad():
         model(batch_of(rank, 0)[0])
+
+
+def frozen(model, rank):
+    model[0].bias.requires_grad_(False)
 
 
 def never_resharded(model, rank):
@@ -233,6 +240,8 @@ def cases(rank):
         yield ("restored", name), case(restored, name)
     for where in WHERE:
         yield ("error", where), case(after_an_error, where)
+    yield ("plain", "toy"), case(trained, "toy")
+    yield ("plain", "frozen"), case(trained, "looksam", prepare=frozen)
     yield "overflow", case(overflow)
     yield "heads", case(sharded_heads)
     for refusal in (in_part, with_ignored, over_two_meshes, first_kind):
@@ -277,6 +286,20 @@ def test_samples_are_selected_within_each_micro_batch_of_each_rank(ranks, name):
         assert_near(seen["hand", name], by_hand(name))
         assert_near(seen["hand, cut", name], by_hand(name, CUTS))
     assert distance(by_hand(name), by_hand(name, CUTS)) > 1e-4
+
+
+def test_a_frozen_shard_stays_as_it_is_and_the_others_train_as_in_one_process(ranks):
+    model = mlp()
+    frozen(model, 0)
+    alone = train(model, built("looksam", model), joined, STEPS)
+    for seen in ranks:
+        assert_near(seen["plain", "frozen"], alone)
+    assert_same(alone[1:2], whole_weights(mlp())[1:2])
+
+
+def test_a_part_of_the_batch_runs_apart_on_shards(ranks):
+    for seen in ranks:
+        assert_near(seen["plain", "toy"], corrected_by_hand(RHO, STEPS))
 
 
 @pytest.mark.parametrize("shape", [(1, RANKS), (RANKS, 1)])

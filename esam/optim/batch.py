@@ -176,7 +176,7 @@ def split_by_piece(keep: Tensor, pieces: list[Piece], least: int = 1) -> list[tu
     A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along.
     """
     if len(pieces) == 1:
-        return [(pieces[0], keep)]
+        return [(pieces[0], keep)] if len(keep) else []
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:

@@ -74,4 +74,4 @@ class LookSAM(SharpnessAware):
 
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
-        self._steps, self._reused = memory["steps"], memory["reused"] if memory["known"] else None
+        self._steps, self._reused = memory.get("steps", 0), memory["reused"] if memory.get("known") else None

@@ -58,8 +58,7 @@ class Alone:
 
     def union(self, places: Container[int], count: int) -> set[int]:
         """Return those of the places 0 ... count - 1 that are among ``places`` on any rank."""
-        ranks = self._sum([float(n in places) for n in range(count)], self._groups)
-        return {n for n in range(count) if ranks[n]}
+        return {n for n, r in enumerate(self._sum([float(n in places) for n in range(count)], self._groups)) if r}
 
     def share(self, generator: torch.Generator) -> None:
         """Give every rank the generator of rank 0."""
@@ -74,13 +73,6 @@ class Alone:
     def local(self, tensors: Sequence[Any]) -> list[Tensor]:
         """Return the part of each tensor that lies on this rank; writing to it changes the tensor."""
         return [tensor.to_local() for tensor in tensors] if self.sharded else list(tensors)
-
-    def whole(self, part: Tensor, parameter: Any) -> Tensor:
-        """Return the tensor, spread as the parameter is, of which this rank has this part."""
-        if not self.sharded:
-            return part
-        mesh, shape = parameter.device_mesh, {"shape": parameter.size(), "stride": parameter.stride()}
-        return type(parameter).from_local(part, mesh, parameter.placements, **shape)  # type: ignore[no-any-return]
 
     def moved(self) -> None:
         """Learn that the weights have moved: copies of them, cast or gathered, are those of before."""
@@ -103,8 +95,7 @@ class Alone:
 
     def norm(self, tensors: Sequence[Tensor]) -> float:
         """Return the l2 norm of all of them together, given by their local parts."""
-        norm = whole_norm(tensors)
-        return math.sqrt(self._sum([norm * norm], self._shard_groups)[0])
+        return math.sqrt(self._sum([n * n for n in (whole_norm(tensors),)], self._shard_groups)[0])
 
     def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
         """Return the inner product of two lists of tensors, given by their local parts."""
@@ -138,13 +129,12 @@ class Replicas(Alone):
     def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
         """Return the mean of each gradient that any rank has; one exchange for them, one to learn which they are."""
         places = sorted(self.union(gradients, len(parameters)))
-        whole = [gradients[n] if n in gradients else torch.zeros_like(parameters[n]) for n in places]
         if not places:
             return {}
-        flat = torch.cat([g.flatten() for g in whole])
+        flat = torch.cat([gradients.get(n, torch.zeros_like(parameters[n])).flatten() for n in places])
         torch.distributed.all_reduce(flat, group=self._model.process_group)
-        parts = torch.split(flat / self._model.process_group.size(), [g.numel() for g in whole])
-        return {n: part.view_as(g) for n, part, g in zip(places, parts, whole, strict=True)}
+        parts = torch.split(flat / self._model.process_group.size(), [parameters[n].numel() for n in places])
+        return {n: part.view_as(parameters[n]) for n, part in zip(places, parts, strict=True)}
 
     def share_buffers(self) -> None:
         """Do what DistributedDataParallel does where a forward exchanges gradients; not every step has such a one."""
@@ -165,8 +155,9 @@ class Shards(Alone):
     def gradients(self, loss: Tensor, inputs: Sequence[Any]) -> list[Tensor | None]:
         """Return gradients by a whole backward: what ``fully_shard`` exchanges, it leaves in ``.grad``."""
         kept = [p.grad for p in self._parameters]
-        for tensor in (*self._parameters, *inputs):
-            tensor.grad = None
+        for p in self._parameters:
+            p.grad = None
+        for tensor in inputs:
             tensor.retain_grad()
         try:
             loss.backward()  # type: ignore[no-untyped-call]
@@ -189,10 +180,11 @@ def parallel_of(model: nn.Module, perturbation: str) -> Alone:
     shards = _of_kind(model, "FSDPModule")
     for module in shards:
         module.reshard()  # a forward pass alone leaves the whole weights in the place of the shards
-    layouts = {_layout(p) for p in model.parameters()}
-    if layouts <= {()}:
+    sharded: list[Any] = [p for p in model.parameters() if hasattr(p, "device_mesh")]
+    if not sharded:
         return Alone()
-    if len(layouts) > 1 or model not in shards:
+    layouts = {(p.device_mesh, *(place.is_shard() for place in p.placements)) for p in sharded}
+    if len(layouts) > 1 or len(sharded) < len(list(model.parameters())) or model not in shards:
         raise ValueError("the model is sharded in part, or in several ways; call fully_shard on the whole model too")
     return Shards(shards)
 
@@ -201,19 +193,12 @@ def _of_kind(model: nn.Module, name: str) -> list[Any]:
     return [module for module in model.modules() if any(kind.__name__ == name for kind in type(module).__mro__)]
 
 
-def _layout(p: Any) -> tuple[Any, ...]:
-    return (p.device_mesh, *(place.is_shard() for place in p.placements)) if hasattr(p, "device_mesh") else ()
-
-
 def refusing_hidden_replicas(model: nn.Module, parallel: Alone) -> AbstractContextManager[Any]:
     """Refuse, inside this block, a forward pass by a DistributedDataParallel that the optimizer was not given."""
 
     def refuse(module: nn.Module, inputs: Any) -> None:
         if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
-            raise ValueError(
-                "the model runs inside DistributedDataParallel, but the optimizer was given the bare model; pass the "
-                "wrapped one, or the ranks' weights drift apart"
-            )
+            raise ValueError("DistributedDataParallel runs the model: pass it to the optimizer, not the bare model")
 
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
     return model.register_forward_pre_hook(refuse) if distributed and type(parallel) is Alone else nullcontext()

@@ -360,7 +360,8 @@ class SharpnessAware(Wrapper):
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
-                step.parameters[n].grad = parallel.whole(remainder * scale, step.parameters[n])
+                step.parameters[n].grad = torch.empty_like(step.parameters[n])
+                torch.mul(remainder, scale, out=parallel.local([step.parameters[n].grad])[0])
         source = part if group.part.samples else gradients
         reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
         del gradients, part, source
@@ -394,7 +395,8 @@ class SharpnessAware(Wrapper):
         if drawn.left_out and not self.parallel.own_eps:
             out = self.parallel.union(out, len(step.parameters))
         reached = replace(reached, left_out=tuple(n for n in drawn.left_out if n in out))
-        return reached, self.ascent(reached, [source[n] for n in reached.index])
+        with torch.no_grad():
+            return reached, self.ascent(reached, [source[n] for n in reached.index])
 
     def _selected(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
         """Return the pieces of the second pass, each with the samples to keep of it."""
