@@ -739,3 +739,15 @@ def test_an_error_inside_the_base_leaves_the_step_as_the_base_left_it(name):
         torch.manual_seed(seed)
         twin.step(q.closure)
         assert_same((state_of(p.model), optimizer.state_dict()), (state_of(q.model), twin.state_dict()))
+
+
+def test_norms_of_a_step_that_failed_are_not_remembered_by_one_that_does_not_perturb():
+    p, optimizer = start("esam-swp")
+    optimizer.step(p.closure)
+    norms = optimizer.memory()["norms"]
+    calls = itertools.count()
+    with pytest.raises(ZeroDivisionError):
+        optimizer.step(lambda keep: p.closure(keep) / (1 if next(calls) == 0 else 1 // 0))
+    optimizer.param_groups[0]["rho"] = 0.0
+    optimizer.step(p.closure)
+    assert optimizer.memory()["norms"] == norms
