@@ -18,7 +18,7 @@ class Base(SharpnessAware):
     """Step by the gradient at theta: the base optimizer, bit for bit, whatever radius its groups carry."""
 
     def __init__(self, base: Optimizer, model: nn.Module, *, seed: int | None = None) -> None:
-        super().__init__(base, model, rho=0.0, m=None, perturbation="rank", seed=seed)
+        super().__init__(base, model, rho=0.0, seed=seed)
 
     def perturbs_now(self) -> bool:
         """Never."""
@@ -37,7 +37,7 @@ class BasePart(SharpnessAware):
 
     def __init__(self, base: Optimizer, model: nn.Module, *, gamma: float = 0.5, seed: int | None = None) -> None:
         self.gamma = checked_share("gamma", gamma)
-        super().__init__(base, model, rho=0.0, m=None, perturbation="rank", seed=seed)
+        super().__init__(base, model, rho=0.0, seed=seed)
 
     def perturbs_now(self) -> bool:
         """Never."""

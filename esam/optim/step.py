@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from typing import Any, final
+from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +56,14 @@ class SharpnessAware(Wrapper):
     """Factor on the second gradient."""
 
     def __init__(
-        self, base: Optimizer, model: nn.Module, *, rho: float, m: int | None, perturbation: str, seed: int | None
+        self,
+        base: Optimizer,
+        model: nn.Module,
+        *,
+        rho: float,
+        m: int | None = None,
+        perturbation: Literal["rank", "global"] = "rank",
+        seed: int | None = None,
     ) -> None:
         self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
