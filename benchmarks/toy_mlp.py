@@ -18,16 +18,12 @@ from torch import nn
 from esam import ESAM, SAM
 from esam.bench.contenders import EvenSuffix
 from esam.files import write_atomically
+from esam.paper.items.swp_savings import PAPER_SAVINGS
 from esam.train.record import environment
 
 LAYERS = (50, 75, 100, 125)
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
-PAPER = {  # its table for one unit a layer, in per cent
-    50: {0.9: 3.42, 0.5: 16.28, 0.1: 30.08},
-    75: {0.9: 3.44, 0.5: 15.79, 0.1: 30.42},
-    100: {0.9: 3.37, 0.5: 15.86, 0.1: 29.56},
-    125: {0.9: 2.94, 0.5: 14.87, 0.1: 29.42},
-}
+PAPER = PAPER_SAVINGS["serial"]
 
 
 def steppers(depth, width, batch):
@@ -64,10 +60,10 @@ def savings(depth, width, batch, rounds):
             times[name].append(time.process_time() - start)
     sam = times.pop("sam")
     found = {"independent": {}, "suffix": {}}
-    for (choose, beta), own in times.items():
+    for (mask, beta), own in times.items():
         saved = [100 * (1 - a / b) for a, b in zip(own, sam, strict=True)]
         of_totals = 100 * (1 - sum(own) / sum(sam))
-        found[choose][beta] = {"saved": round(of_totals, 2), "mean": round(fmean(saved), 2),
+        found[mask][beta] = {"saved": round(of_totals, 2), "mean": round(fmean(saved), 2),
                                "error": round(stdev(saved) / rounds**0.5, 2)}  # fmt: skip
     return found
 

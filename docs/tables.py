@@ -86,11 +86,11 @@ def methods() -> str:
 
 def claims() -> str:
     """Return the paper's claims and their verdicts at the CPU scale."""
-    from esam.paper import SCALES
     from esam.paper.claims import claims_markdown
-    from esam.paper.engine.store import Store
+    from esam.paper.engine.store import ResultStore
+    from esam.paper.scales import SCALES
 
-    return claims_markdown(Store(RESULTS / "reproduce", SCALES["cpu"]()))
+    return claims_markdown(ResultStore(RESULTS / "reproduce", SCALES["cpu"]()))
 
 
 def toy() -> str:

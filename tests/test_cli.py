@@ -97,16 +97,16 @@ def test_models_and_recipes_are_listed(esam):
         (["compare", "dmeo"], "unknown recipe 'dmeo'. Did you mean 'demo'"),
         (["train", "cifar10-smal"], "unknown recipe 'cifar10-smal'. Did you mean 'cifar10-small'"),
         (["train", *TINY, "--method", "easm"], "unknown method 'easm'. Did you mean 'esam'"),
-        (["train", *TINY, "--model", "resnet9"], "there is no model 'resnet9'; did you mean resnet8"),
+        (["train", *TINY, "--model", "resnet9"], "there is no model 'resnet9'. Did you mean 'resnet8'"),
         (["train", *TINY, "--data", "digist"], "'digist': .* Did you mean 'digits'"),
         (["train", *TINY, "--augment", "cutuot"], "Did you mean 'cutout'"),
-        (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no gamma; it takes rho, m"),
+        (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no gamma; its settings: rho, m"),
         (["train", *TINY, "--gamma", "7"], r"gamma must be in \(0, 1\], got 7"),
         (["train", *TINY, "--device", "gpu"], "device must be auto, cpu or one that torch finds here"),
         (["train", *TINY, "--epochs", "-1"], "epochs must be >= 0"),
         (["compare", *TINY, "--methods", "sgd", "asm"], "unknown method 'asm'. Did you mean 'asam'"),
         (["compare", *TINY, "--set", "rho=0.1"], "--set takes method.setting=value, such as sam.rho=0.1"),
-        (["compare", *TINY, "--set", "sam.roh=0.1"], "got 'sam.roh=0.1'. Did you mean 'rho'"),
+        (["compare", *TINY, "--set", "sam.roh=0.1"], "sam has no setting 'roh' of its own. Did you mean 'rho'"),
         (["compare", *TINY, "--set", "esan.rho=0.1"], "unknown method 'esan'. Did you mean 'esam'"),
         (["compare", *TINY, "--set", "sam.seed=1"], "sam has no setting 'seed' of its own"),
         (["compare", *TINY, "--jobs", "0"], "jobs must be 1 or more, got 0"),
@@ -138,7 +138,15 @@ def test_train_obeys_its_options_and_prints_what_it_records(esam, tmp_path):
     code, out, _ = esam("train", *TINY, "--method", "sam", "--rho", "0.2", "--seed", "3", "--out", tmp_path / "run")
     assert code == 0
     record = read_record(tmp_path / "run" / "record.jsonl")
-    asked = {"method": "sam", "rho": 0.2, "seed": 3, "model": "mlp", "train_size": 200, "batch_size": 50, "epochs": 2}
+    asked = {
+        "method": "sam",
+        "settings": {"rho": 0.2},
+        "seed": 3,
+        "model": "mlp",
+        "train_size": 200,
+        "batch_size": 50,
+        "epochs": 2,
+    }
     assert asked.items() <= record.config.items() and record.finished and record.end["sharpness"] > 0
     for line in record.epochs:
         accuracy = 100 * line["test_accuracy"]
@@ -165,7 +173,7 @@ def test_an_interrupted_training_says_how_to_go_on_and_goes_on(esam, tmp_path, m
     with monkeypatch.context() as patch:
         patch.setattr("esam.cli.train._print_epoch", interrupted)
         code, _, err = esam(*words)
-    assert code == 130 and err == "esam: interrupted; the same command goes on where it was\n"
+    assert code == 130 and err == "esam: interrupted; the same command resumes\n"
     code, _, _ = esam(*words)
     assert code == 0 and [line["epoch"] for line in read_record(tmp_path / "record.jsonl").epochs] == [1, 2]
 
@@ -190,7 +198,8 @@ def test_a_recipe_is_a_start_that_options_change(esam, tmp_path):
     words = ["--epochs", "1", "--model", "mlp", "--train-size", "100", "--out", tmp_path]
     assert esam("train", "demo", *words)[0] == 0
     config = read_record(tmp_path / "record.jsonl").config
-    assert (config["label_noise"], config["rho"], config["epochs"], config["model"]) == (0.3, 0.1, 1, "mlp")
+    assert (config["label_noise"], config["epochs"], config["model"]) == (0.3, 1, "mlp")
+    assert config["settings"] == {"rho": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -206,7 +215,7 @@ def test_compare_leaves_a_record_of_each_run_a_table_and_a_report(compared):
     folder, done = compared
     assert (done.returncode, done.stderr) == (0, "")
     records = {record.method: record for record in read_records(folder)}
-    assert records.keys() == {"sgd", "sam"} and all(record.finished for record in records.values())
+    assert records.keys() == {"base", "sam"} and all(record.finished for record in records.values())
     for record in records.values():
         assert f"{100 * record.end['test_accuracy']['last']:.2f}" in done.stdout
         assert f"{record.method}, seed 0: epoch 2, train loss {record.epochs[-1]['train_loss']:.3f}" in done.stdout
@@ -215,8 +224,8 @@ def test_compare_leaves_a_record_of_each_run_a_table_and_a_report(compared):
 
 
 def test_a_setting_of_one_method_stands_in_its_record_only(compared):
-    rho = {record.method: record.config["rho"] for record in read_records(compared[0])}
-    assert rho == {"sgd": None, "sam": 0.1}
+    settings = {record.method: record.config["settings"] for record in read_records(compared[0])}
+    assert settings == {"base": {}, "sam": {"rho": 0.1}}
 
 
 def test_report_writes_the_page_where_it_is_told(esam, compared, tmp_path):
@@ -230,12 +239,39 @@ def test_settings_are_added_to_the_recipes_own(esam, tmp_path, monkeypatch):
     monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
     planned = []
     monkeypatch.setattr(Launcher, "__call__", lambda self, watch=None: planned.extend(self.runs))
-    esam("compare", "demo", "--set", "sam.rho=0.1", "esam.ranking=loss", "--out", tmp_path)
-    settings = {run.config.method: run.config.method_settings() for run in planned}
-    assert settings == {"sam": {"rho": 0.1, "m": 8}, "esam": {"gamma": 0.7, "ranking": "loss"}}
+    esam("compare", "demo", "--set", "sam.rho=0.1", "esam.ranking=random", "--out", tmp_path)
+    settings = {run.config.method: run.config.settings for run in planned}
+    assert settings == {"sam": {"rho": 0.1, "m": 8}, "esam": {"gamma": 0.7, "ranking": "random"}}
 
 
 def test_a_configuration_survives_the_way_through_json():
-    config = Config(rho=0.1, notes=("one", "two"), train_size=5)
+    config = Config(settings={"rho": 0.1}, notes=("one", "two"), train_size=5)
     assert Config.from_json(json.loads(json.dumps(config.as_json()))) == config
-    assert config.given() == {"rho": 0.1, "notes": ["one", "two"], "train_size": 5}
+
+
+def test_a_configuration_of_an_earlier_version_is_the_run_that_it_was():
+    old = {"method": "sgd", "rho": None, "choose": None, "epochs": 3, "notes": ["a remark"], "threads": 2}
+    assert Config.from_json(old).identity() == Config(method="base", epochs=3).identity()
+    random_half = Config.from_json({"method": "esam", "rho": 0.1, "ranking": None, "choose": None})
+    assert random_half == Config(method="esam-random", settings={"rho": 0.1})
+    paper = Config.from_json({"method": "esam", "rho": 0.1, "ranking": "exact", "choose": "independent"})
+    assert paper == Config(method="esam", settings={"rho": 0.1})
+
+
+def test_remarks_threads_and_the_device_do_not_make_another_run():
+    plain = Config(method="sam")
+    assert Config(method="sam", notes=("a",), threads=3, device="cpu").id() == plain.id()
+    assert Config(method="sam", settings={"rho": 0.05}).id() == plain.id()  # its default, said
+    assert Config(method="sam", settings={"rho": 0.1}).id() != plain.id()
+
+
+def test_a_recipes_own_settings_reach_a_single_run(esam, tmp_path, monkeypatch):
+    settings = {"sam": {"rho": 0.3, "weight_decay": 0.01}, "esam": {"rho": 0.7}}
+    recipe = Comparison(Config(model="mlp", train_size=100, epochs=0), ("sam", "esam"), (0,), settings)
+    monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
+    for method, words, rho in (("sam", [], 0.3), ("esam", [], 0.7), ("sam", ["--rho", "0.2"], 0.2)):
+        folder = tmp_path / f"{method}{rho}"
+        assert esam("train", "demo", "--method", method, *words, "--out", folder)[0] == 0
+        config = read_record(folder / "record.jsonl").config
+        assert config["settings"] == {"rho": rho}
+        assert config["weight_decay"] == (0.01 if method == "sam" else 5e-4)

@@ -1,14 +1,13 @@
 """Data by name, from Parquet and from folders; errors that name the nearest right thing and the way out."""
 
+import ast
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from picture_makers import class_folders, own_cache, own_datasets, parquet, reds, table
+from picture_makers import class_folders, own_cache, own_datasets, parquet, picture, reds, table
 
 from esam.train.data import load_data
 from esam.train.data.table import Table
@@ -26,10 +25,12 @@ def datasets(monkeypatch, tmp_path):
     return own_datasets(monkeypatch, tmp_path)
 
 
-def test_importing_the_room_for_data_loads_neither_datasets_nor_sklearn():
-    code = "import sys, esam.train.data; sys.exit(any(name in sys.modules for name in ('datasets', 'sklearn')))"
-    root = Path(__file__).resolve().parents[1]
-    assert subprocess.run([sys.executable, "-c", code], cwd=root).returncode == 0
+def test_packages_that_are_slow_to_import_are_imported_only_where_they_are_used():
+    for path in (Path(__file__).parents[1] / "esam" / "train").rglob("*.py"):
+        at_once = [node for node in ast.parse(path.read_text()).body if isinstance(node, (ast.Import, ast.ImportFrom))]
+        named = {alias.name.split(".")[0] for node in at_once if isinstance(node, ast.Import) for alias in node.names}
+        named |= {(node.module or "").split(".")[0] for node in at_once if isinstance(node, ast.ImportFrom)}
+        assert not named & {"datasets", "sklearn", "timm"}, path
 
 
 def test_digits_come_scaled_to_bytes_and_a_fifth_is_held_out():
@@ -123,14 +124,42 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_give_one(d
 
 
 @pytest.mark.parametrize("test_name", ["test", "val"])
-def test_class_folders_give_classes_in_alphabetical_order(tmp_path, test_name):
-    class_folders(tmp_path / "set" / "train", {"dog": 3, "cat": 5})
-    class_folders(tmp_path / "set" / test_name, {"dog": 1, "cat": 2})
+def test_class_folders_give_classes_in_alphabetical_order_and_the_files_of_each_sorted(tmp_path, test_name):
+    in_order = [
+        "Zebra/0.png",
+        "cat/0.png",
+        "cat/10.PNG",
+        "cat/9.png",
+        "cat/in/0.png",  # folders inside a class belong to it, whatever they are called
+        "cat-2/0.png",  # as text, "cat-2/" stands before "cat/"
+        "cat-2/in/0.png",
+        "cat-2/in-b/0.png",
+        "train station/0.png",  # a class, whatever its name looks like
+    ]
+    for number, name in reversed(list(enumerate(in_order))):
+        file = tmp_path / "set" / "train" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(file)
+    for stray in (".hidden.png", "notes.txt", "0.png.bak"):
+        (file.parent / stray).write_text("no picture")
+    class_folders(tmp_path / "set" / test_name, {"cat-2": 1, "cat": 2})
     data = load_data(tmp_path / "set")
-    assert data.classes == ("cat", "dog")
-    assert data.train.labels.tolist() == [0] * 5 + [1] * 3
-    assert reds(data.train.images) == [0, 1, 2, 3, 4, 0, 1, 2]
-    assert data.test.labels.tolist() == [0, 0, 1]
+    assert data.classes == ("Zebra", "cat", "cat-2", "train station")
+    assert reds(data.train.images) == list(range(9))
+    assert data.train.labels.tolist() == [0, 1, 1, 1, 1, 2, 2, 2, 3]
+    assert data.test.labels.tolist() == [1, 1, 2]
+    assert f"the folder {test_name!r}" in data.description
+
+
+def test_a_link_to_a_folder_is_followed_and_a_loop_multiplies_no_picture(tmp_path):
+    folder = class_folders(tmp_path / "set", {"cat": 5, "dog": 4})
+    elsewhere = class_folders(tmp_path / "elsewhere", {"wolf": 3, "cub": 2})
+    (folder / "wolf").symlink_to(elsewhere / "wolf")
+    (folder / "dog" / "young").symlink_to(elsewhere / "cub")
+    (folder / "cat" / "again").symlink_to(folder / "cat")
+    (folder / "cat" / "everything").symlink_to(folder)
+    data = load_data(folder)
+    assert (data.train.labels.bincount() + data.test.labels.bincount()).tolist() == [5, 6, 3]
 
 
 def test_a_flat_folder_of_classes_is_divided_the_same_way_every_time(tmp_path, monkeypatch):
@@ -151,6 +180,9 @@ def test_a_class_that_only_the_test_folder_has_is_refused(tmp_path):
 def test_a_folder_without_pictures_is_refused_with_the_layout(tmp_path):
     (tmp_path / "set" / "cat").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"no class folders of pictures; the layout is train/<class>"):
+        load_data(tmp_path / "set")
+    class_folders(tmp_path / "set", {"dog": 2})
+    with pytest.raises(ValueError, match=r"no pictures \(.*\) in .*cat; fill or remove that folder"):
         load_data(tmp_path / "set")
 
 

@@ -1,300 +1,473 @@
-"""Two processes on one machine (gloo, loopback): does a step mean the same on every rank?
+"""DistributedDataParallel on two ranks: does a step mean the same on every rank, and the same as in one process?
 
-One spawn runs every scenario and saves what it saw; the tests read it. Each rank perturbs by its own gradient; only the
-second gradients are averaged.
+One pair of processes runs every case and saves what it saw; the tests read it.
 """
 
-import datetime
+import contextlib
 import functools
 import itertools
-import os
 import warnings
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
-from conftest import EVERY_METHOD
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-
-from esam import SAM
-from esam.optim import reference
-
-RANKS = 2
-BATCH = 8
-STEPS = 3
-LR, MOMENTUM = 0.1, 0.9
-
-pytestmark = pytest.mark.skipif(
-    not (dist.is_available() and dist.is_gloo_available()), reason="torch was built without gloo"
+from two_ranks import (
+    BATCH,
+    RANKS,
+    Corrected,
+    ESAMByHand,
+    assert_near,
+    assert_same,
+    batch_of,
+    closures_of,
+    corrected_by_hand,
+    distance,
+    joined,
+    mlp,
+    needs_gloo,
+    on_two_ranks,
+    sgd,
+    take_step,
+    train,
+    whole_weights,
+    why_refused,
 )
 
+from esam import METHODS, SAM
 
-def mlp():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+pytestmark = needs_gloo
+
+STEPS = range(4)
+RHO = 0.2
+CUTS = (0, 3, 4, BATCH)
+UNLIKE = ((0, 2, BATCH), (0, 1, 3, 5))
+"""Micro-batches that differ between the ranks in size and number: 8 samples in two, 5 in three."""
+
+JOINED = {
+    "sam": METHODS["sam"],
+    "asam": METHODS["asam"],
+    "looksam": functools.partial(METHODS["looksam"], k=2),
+    "esam-swp": METHODS["esam-swp"],
+    "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
+}
+"""Methods whose step, with one eps for all ranks, is that of one process on all samples."""
+
+ROWS = {
+    **METHODS,
+    "looksam": functools.partial(METHODS["looksam"], k=2),
+    "sam, m": functools.partial(METHODS["sam"], m=3),
+    "esam, m": functools.partial(METHODS["esam"], m=3),
+    "esam, aligned": functools.partial(METHODS["esam"], ranking="aligned"),
+    "toy": Corrected,
+    "sam, rho 0": functools.partial(METHODS["sam"], rho=0.0),
+}
 
 
-def with_batchnorm():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
-
-
-def batch_of(rank):
-    generator = torch.Generator().manual_seed(100 + rank)
-    x = torch.randn(BATCH, 4, dtype=torch.float64, generator=generator)
-    return x, torch.randint(0, 3, (BATCH,), generator=generator)
-
-
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=LR, momentum=MOMENTUM)
-
-
-def values(model):
-    return [p.detach().clone() for p in model.parameters()]
+def settings_of(name, **wanted):
+    """Leave out what the base and its control do not take."""
+    if name.startswith("base"):
+        return {k: v for k, v in wanted.items() if k == "seed"}
+    return {k: v for k, v in wanted.items() if not (k == "rho" and "rho 0" in name)}
 
 
 # What runs on each rank -----------------------------------------------------------------------------------------------
 
 
-def train(rank, build, method, cuts=(0, BATCH), steps=STEPS, ddp=None, counted=None, seed=3):
-    """Return the trained weights and buffers of this rank; ``cuts`` splits its batch into micro-batches."""
-    model = DistributedDataParallel(build(), **(ddp or {}))
-    if counted is not None:
-        model.register_comm_hook(counted, counting_hook)
-    x, y = batch_of(rank)
-    optimizer = method(sgd(model.parameters()), model, seed=seed)
-
-    def micro_batch(start, stop):
-        part_x, part_y = x[start:stop], y[start:stop]
-        return lambda keep: F.cross_entropy(model(part_x[keep]), part_y[keep], reduction="none")
-
-    closures = [micro_batch(start, stop) for start, stop in itertools.pairwise(cuts)]
-    losses = [float(optimizer.step(closures)) for _ in range(steps)]
-    return {
-        "weights": values(model),
-        "gradients": [p.grad.clone() for p in model.parameters()],
-        "buffers": {k: v.clone() for k, v in model.module.named_buffers()},
-        "losses": losses,
-    }
+def replicas(build=mlp, **options):
+    return DistributedDataParallel(build(), **options)
 
 
-def counting_hook(counter, bucket):
-    counter.append(bucket.is_last())
-    return allreduce_hook(dist.group.WORLD, bucket)
-
-
-def scenarios(rank):
-    seen = {}
-    for name, method in EVERY_METHOD.items():
-        seen[name, "whole"] = train(rank, mlp, method)
-        seen[name, "split"] = train(rank, mlp, method, cuts=(0, 3, 4, BATCH))
-        # the other rank cuts its batch elsewhere, as loaders that bucket by length do
-        seen[name, "split unlike"] = train(rank, mlp, method, cuts=((0, 4, BATCH), (0, 2, BATCH))[rank])
-        seen[name, "batchnorm"] = train(rank, with_batchnorm, method)
-        seen[name, "unlike seeds"] = train(rank, mlp, method, seed=3 + rank)
-        seen[name, "bucket views"] = train(rank, mlp, method, ddp={"gradient_as_bucket_view": True})
-        counted = []
-        train(rank, mlp, method, cuts=(0, 3, BATCH), counted=counted)
-        seen[name, "synchronisations"] = sum(counted)
-    seen["rho 0, split unlike"] = train(
-        rank, mlp, lambda *a, **k: SAM(*a, rho=0.0, **k), cuts=((0, 4, BATCH), (0, 2, BATCH))[rank]
+def trained(rank, method, *, cuts=None, phases=False, **settings):
+    model = replicas()
+    # each rank with a seed of its own: all follow rank 0
+    return train(
+        model,
+        method(sgd(model), model, seed=3 + rank, **settings),
+        functools.partial(batch_of, rank),
+        STEPS,
+        cuts,
+        phases,
     )
+
+
+def at_every_step(rank, name, *, build=mlp, phases=False, **settings):
+    """Return weights, and all that the optimizer remembers, after every step on batches that the ranks have unlike."""
+    model = replicas(build)
+    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3 + rank, **settings))
+    seen = []
+    for step in STEPS:
+        cuts = UNLIKE[rank]
+        take_step(optimizer, closures_of(model, *batch_of(rank, step, cuts[-1]), cuts), phases)
+        saved = optimizer.state_dict()
+        remembered = [v for own in saved["state"].values() for v in own.values()]
+        remembered += [v for v in saved["param_groups"][0].values() if isinstance(v, torch.Tensor)]
+        seen.append(whole_weights(model) + [p.grad.clone() for p in model.parameters()] + remembered)
+    return seen
+
+
+def counted(rank, name, monkeypatch, *, phases=False, **settings):
+    """Return, step by step, how often DDP exchanged gradients, and the sizes of what was summed besides."""
+    model, hooked, summed = replicas(), [], []
+
+    def hook(state, bucket):
+        hooked.append(bucket.is_last())
+        return allreduce_hook(dist.group.WORLD, bucket)
+
+    def all_reduce(tensor, *args, **kwargs):
+        if not kwargs.get("async_op"):  # the hook's own
+            summed.append(tensor.numel())
+        return original(tensor, *args, **kwargs)
+
+    model.register_comm_hook(None, hook)
+    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3, **settings))
+    original = dist.all_reduce
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    seen = []
+    for step in STEPS:
+        hooked.clear(), summed.clear()
+        take_step(optimizer, closures_of(model, *batch_of(rank, step), CUTS), phases)
+        seen.append((sum(hooked), list(summed)))
+    monkeypatch.undo()
+    return seen
+
+
+class Heads(nn.Module):
+    """A trunk, a head for each rank's samples, and a head for nobody's."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(4, 6)
+        self.heads = nn.ModuleList([nn.Linear(6, 3) for _ in range(RANKS + 1)])
+        self.double()
+
+    def forward(self, x):
+        outputs = torch.tanh(self.trunk(x[:, :4]))
+        owners = x[:, 4].long()
+        return torch.cat([self.heads[owner](outputs[owners == owner]) for owner in owners.unique().tolist()])
+
+
+def owned_batch(rank, step):
+    x, y = batch_of(rank, step)
+    return torch.cat([x, torch.full((len(x), 1), float(rank), dtype=x.dtype)], 1), y
+
+
+def owned_joined(step):
+    return tuple(torch.cat(parts) for parts in zip(*(owned_batch(rank, step) for rank in range(RANKS)), strict=True))
+
+
+def with_heads(rank, method, *, phases, **settings):
+    model = replicas(Heads, find_unused_parameters=True)
+    optimizer = method(sgd(model), model, seed=3 + rank, **settings)
+    weights = train(model, optimizer, functools.partial(owned_batch, rank), STEPS, phases=phases)
+    return weights, [p.grad is None for p in model.parameters()]
+
+
+def with_options(rank, name, cuts=None, **options):
+    model = replicas(**options)
+    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3))
+    return train(model, optimizer, functools.partial(batch_of, rank), STEPS, cuts)
+
+
+class Counting(nn.Module):
+    """Normalises its inputs, so its running mean is known by heart; a buffer that a forward replaces."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.double()
+
+    def forward(self, x):
+        self.seen = self.seen + x.sum()
+        return self.out(self.norm(x))
+
+
+def buffers(rank, name, *, phases, follow=True):
+    model = replicas(Counting)
+    model.broadcast_buffers = follow
+    optimizer = ROWS[name](sgd(model), model, **settings_of(name, seed=3))
+    train(model, optimizer, functools.partial(batch_of, rank), STEPS, phases=phases)
+    return [model.module.norm.running_mean.clone(), model.module.seen.clone()]
+
+
+def refused(rank, given, run):
+    """Return why SAM does not take a step with ``given(ddp)`` for its model, where the closure runs ``run(ddp)``."""
+    model = replicas()
+    before = whole_weights(model)
+    optimizer = SAM(sgd(model), given(model))
+    reason = why_refused(optimizer.step, closures_of(run(model), *batch_of(rank, 0)))
+    assert_same(before, whole_weights(model))
+    return reason
+
+
+def static_graph(rank):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own advice on the flag
-        try:
-            train(rank, mlp, EVERY_METHOD["sam"], ddp={"static_graph": True})
-            seen["static graph"] = "trains"
-        except Exception as error:
-            seen["static graph"] = f"{type(error).__name__}: {error}"
-    seen["sharded"] = sharded(rank)
-    return seen
+        model = replicas(static_graph=True)
+    return why_refused(SAM, sgd(model), model)
 
 
-def sharded(rank):
-    """Return the losses of SAM on a model that FSDP shards, without and with a radius; or why it was refused."""
-    mesh = init_device_mesh("cpu", (RANKS,))
-    x, y = batch_of(rank)
-    losses = []
-    for rho in (0.0, 0.5):
-        model = fully_shard(mlp(), mesh=mesh)
-        try:
-            optimizer = SAM(torch.optim.SGD(model.parameters(), lr=LR), model, rho=rho)
-            closure = functools.partial(
-                lambda model, keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), model
-            )
-            losses.append([float(optimizer.step(closure)) for _ in range(STEPS)])
-        except ValueError as refused:
-            return str(refused)
-    return losses
+def overflow(rank, name, where, perturbation):
+    """Overflow in the first pass of rank 0 or the second of rank 1, then take a good step."""
+    model = replicas()
+    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3, perturbation=perturbation))
+    (good,) = closures_of(model, *batch_of(rank, 0))
+    passes = []
+
+    def closure(keep):
+        if torch.is_grad_enabled():
+            passes.append(("first", "second")[len(passes)])
+            if (rank, passes[-1]) in ((0, "first"), (1, "second")) and passes[-1] == where:
+                return good(keep) * torch.inf
+        return good(keep)
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    before = whole_weights(model)
+    optimizer.step(closure, scaler=scaler)
+    scaler.update()
+    assert_same(before, whole_weights(model))
+    scale = scaler.get_scale()
+    optimizer.step(good, scaler=scaler)
+    return scale, whole_weights(model)
 
 
-def one_sided_overflow(rank):
-    """fp16's overflow in the first pass of rank 0 only: what do both ranks do?"""
-    seen = {}
-    for name in ("sam", "looksam", "esam"):
-        model = DistributedDataParallel(mlp())
-        x, y = batch_of(rank)
-        before, calls = values(model), []
+def after_an_error(rank, name):
+    """Fail on every rank in the pass that exchanges gradients, between forward and backward; then train."""
+    model = replicas()
+    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3))
+    (good,) = closures_of(model, *batch_of(rank, 0))
+    passes = []
 
-        def closure(keep, model=model, x=x, y=y, calls=calls):
-            calls.append(keep)
-            losses = F.cross_entropy(model(x[keep]), y[keep], reduction="none")
-            return losses * torch.inf if rank == 0 and len(calls) == 1 else losses
+    def closure(keep):
+        found = good(keep)
+        passes.append(torch.is_grad_enabled())
+        if sum(passes) == (1 if name == "base" else 2):
+            raise KeyboardInterrupt
+        return found
 
-        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        EVERY_METHOD[name](sgd(model.parameters()), model, seed=3).step(closure, scaler=scaler)
-        scaler.update()
-        seen[name] = {"before": before, "after": values(model), "scale": scaler.get_scale()}
-    return seen
-
-
-def worker(rank, folder, job, seconds):
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting-point",
-        rank=rank,
-        world_size=RANKS,
-        timeout=datetime.timedelta(seconds=seconds),
-    )
-    try:
-        torch.save(job(rank), f"{folder}/rank{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+    with contextlib.suppress(KeyboardInterrupt):
+        optimizer.step(closure)
+        raise AssertionError("no interrupt")
+    return train(model, optimizer, functools.partial(batch_of, rank), STEPS)
 
 
-def on_two_ranks(folder, job, seconds):
-    torch.multiprocessing.spawn(worker, (str(folder), job, seconds), RANKS)
-    return [torch.load(folder / f"rank{rank}.pt") for rank in range(RANKS)]
+def compiled(rank):
+    model = replicas()
+    outer = torch.compile(model, backend="eager")
+    with torch.compiler.set_stance("force_eager"):  # what is asked is who exchanges gradients
+        return train(outer, SAM(sgd(model), outer, rho=RHO), functools.partial(batch_of, rank), STEPS)
+
+
+def cases(rank):
+    """Yield what one pair of processes runs."""
+
+    def case(function, *arguments, **settings):
+        return functools.partial(function, rank, *arguments, **settings)
+
+    both = ("rank", "global")
+    for name, method in JOINED.items():
+        settings = {"rho": RHO, "perturbation": "global"}
+        yield ("joined", name), case(trained, method, **settings)
+        yield ("joined, cut", name), case(trained, method, cuts=CUTS, phases=True, **settings)
+    for name, way in itertools.product(("esam", "esam-sds", "esam-swp", "sam"), both):
+        yield ("hand", name, way), case(trained, ROWS[name], rho=RHO, perturbation=way)
+        yield ("hand, cut", name, way), case(trained, ROWS[name], cuts=CUTS, rho=RHO, perturbation=way)
+    yield ("hand", "toy"), case(trained, Corrected, rho=RHO, perturbation="global")
+    for name in ROWS:
+        yield ("steps", name), case(at_every_step, name)
+        yield ("phases", name), case(at_every_step, name, phases=True)
+        if not name.startswith("base") and ", m" not in name:
+            yield ("steps, global", name), case(at_every_step, name, perturbation="global")
+        yield ("plain", name), case(with_options, name, CUTS)
+        yield ("bucket views", name), case(with_options, name, CUTS, gradient_as_bucket_view=True)
+    patch = pytest.MonkeyPatch()
+    for name, phases in itertools.product(("base", "sam", "looksam", "esam", "esam-random"), (False, True)):
+        yield ("counted", name, phases), case(counted, name, patch, phases=phases)
+    yield ("counted", "global"), case(counted, "sam", patch, perturbation="global")
+    yield ("counted", "swp, global"), case(counted, "esam-swp", patch, perturbation="global")
+    for name, phases, way in itertools.product(("sam", "looksam", "esam-swp"), (False, True), both):
+        yield ("heads", name, phases, way), case(with_heads, JOINED[name], phases=phases, rho=RHO, perturbation=way)
+    yield ("heads", "base"), case(with_heads, METHODS["base"], phases=True)
+    for name, phases in itertools.product(("base", "sam", "esam"), (False, True)):
+        yield ("buffers", name, phases), case(buffers, name, phases=phases)
+    yield "buffers apart", case(buffers, "sam", phases=False, follow=False)
+    yield "bare", case(refused, lambda model: model.module, lambda model: model)
+    yield "inside", case(refused, nn.Sequential, nn.Sequential)
+    yield "static graph", case(static_graph)
+    for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), both):
+        yield ("overflow", name, where, way), case(overflow, name, where, way)
+    for name in ("base", "sam", "looksam", "esam"):
+        yield ("error", name), case(after_an_error, name)
+        yield ("no error", name), case(with_options, name)
+    yield "compiled", case(compiled)
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory):
-    return on_two_ranks(tmp_path_factory.mktemp("ranks"), scenarios, 60)
+    return on_two_ranks(tmp_path_factory.mktemp("ranks"), cases)
 
 
 # What must hold -------------------------------------------------------------------------------------------------------
 
 
-def assert_same(ranks, *key):
-    one, other = (seen[key if len(key) > 1 else key[0]] for seen in ranks)
-    for a, b in zip(one["weights"], other["weights"], strict=True):
-        assert torch.equal(a, b)
-    for a, b in zip(one["gradients"], other["gradients"], strict=True):
-        assert torch.equal(a, b)
+def in_one_process(method, batch=joined, build=mlp, **settings):
+    model = build()
+    return train(model, method(sgd(model), model, seed=3, rho=RHO, **settings), batch, STEPS)
 
 
-@pytest.mark.parametrize("scenario", ["whole", "split", "split unlike", "batchnorm", "unlike seeds", "bucket views"])
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_both_ranks_hold_the_same_weights_after_three_steps(ranks, name, scenario):
-    assert_same(ranks, name, scenario)
+@pytest.mark.parametrize("name", JOINED)
+def test_one_eps_for_all_ranks_makes_the_step_of_one_process_on_all_their_samples(ranks, name):
+    alone = in_one_process(JOINED[name])
+    assert_near(ranks[0]["joined", name], alone)
+    assert_near(ranks[0]["joined, cut", name], alone)
 
 
-def test_rho_zero_agrees_on_both_ranks_though_their_micro_batches_differ_in_size(ranks):
-    assert_same(ranks, "rho 0, split unlike")
-
-
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_the_ranks_did_see_different_data(ranks, name):
-    assert ranks[0][name, "whole"]["losses"] != ranks[1][name, "whole"]["losses"]
-
-
-def by_hand(twins):
-    """Train one copy of the weights: each rank's twin gives its second gradient, their mean makes the step."""
-    model = mlp()
-    weights = list(model.parameters())
-    base = sgd(weights)
-    for _ in range(STEPS):
-        gradients = []
-        for rank in range(RANKS):
-            x, y = batch_of(rank)
-            gradients.append(
-                twins[rank](lambda keep, x=x, y=y: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), weights)
-            )
-        for w, *of_ranks in zip(weights, *gradients, strict=True):
-            w.grad = sum(of_ranks) / RANKS
-        base.step()
-    return values(model)
-
-
-def sam_by_hand(losses, weights):
-    """SAM, with eps from this rank's own gradient, as one flat vector."""
-    theta = [w.detach().clone() for w in weights]
-    flat = torch.cat([g.flatten() for g in torch.autograd.grad(losses(slice(None)).mean(), weights)])
-    eps = 0.05 * flat / flat.norm()
-    with torch.no_grad():
-        for w, e in zip(weights, eps.split([w.numel() for w in weights]), strict=True):
-            w += e.view_as(w)
-    second = torch.autograd.grad(losses(slice(None)).mean(), weights)
-    with torch.no_grad():
-        for w, t in zip(weights, theta, strict=True):
-            w.copy_(t)
-    return list(second)
-
-
-def twins_of(name, seeds):
-    if name == "sam":
-        return [sam_by_hand for _ in seeds]
-    if name == "asam":
-        return [functools.partial(reference.asam, rho=0.5, eta=0.01) for _ in seeds]
-    return [reference.ESAM(0.05, 0.6, 0.5, torch.Generator().manual_seed(seed)) for seed in seeds]
-
-
+@pytest.mark.parametrize("way", ["rank", "global"])
 @pytest.mark.parametrize(
-    ("name", "scenario", "seeds"),
-    [
-        ("sam", "whole", (3, 3)),
-        ("asam", "whole", (3, 3)),
-        ("esam-paper", "whole", (3, 3)),
-        ("esam-paper", "unlike seeds", (3, 4)),
-    ],
+    ("name", "beta", "gamma"), [("sam", 1, 1), ("esam-swp", 0.6, 1), ("esam-sds", 1, 0.5), ("esam", 0.6, 0.5)]
 )
-def test_each_rank_perturbs_by_its_own_gradient_and_the_second_gradients_are_averaged(ranks, name, scenario, seeds):
-    for trained, expected in zip(ranks[0][name, scenario]["weights"], by_hand(twins_of(name, seeds)), strict=True):
-        torch.testing.assert_close(trained, expected, rtol=0, atol=1e-12)
+def test_the_ranks_share_or_own_eps_and_average_the_second_gradients_of_what_each_selects(
+    ranks, name, beta, gamma, way
+):
+    model = mlp()
+    twin = ESAMByHand(model, rho=RHO, beta=beta, gamma=gamma, one_eps=way == "global")
+    by_hand = twin.train(sgd(model), STEPS)
+    assert_near(ranks[0]["hand", name, way], by_hand)
+    assert_near(ranks[0]["hand, cut", name, way], by_hand)
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_micro_batches_on_two_ranks_equal_the_one_batch_on_two_ranks(ranks, name, rank):
-    for scenario in ("split", "split unlike"):
-        for a, b in zip(ranks[rank][name, "whole"]["weights"], ranks[rank][name, scenario]["weights"], strict=True):
+def test_a_part_of_the_batch_runs_apart_on_each_rank(ranks):
+    assert_near(ranks[0]["hand", "toy"], corrected_by_hand(RHO, STEPS))
+
+
+def test_an_eps_of_each_rank_s_own_is_another_step_than_one_for_all(ranks):
+    assert distance(ranks[0]["hand", "sam", "rank"], ranks[0]["hand", "sam", "global"]) > 1e-4
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_weights_gradients_generator_and_memory_agree_after_every_step_though_batches_do_not(ranks, name):
+    for way in ("steps", "phases", "steps, global"):
+        if (way, name) in ranks[0] or way != "steps, global":
+            for one, other in zip(ranks[0][way, name], ranks[1][way, name], strict=True):
+                assert_same(one, other)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_three_phases_make_the_step_of_one_call(ranks, name):
+    for at_once, in_phases in zip(ranks[0]["steps", name], ranks[0]["phases", name], strict=True):
+        for a, b in zip(at_once, in_phases, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_a_step_of_two_micro_batches_synchronises_the_gradients_once(ranks, name):
-    assert ranks[0][name, "synchronisations"] == STEPS
-    assert ranks[1][name, "synchronisations"] == STEPS
+@pytest.mark.parametrize("name", ROWS)
+def test_gradients_that_are_views_of_buckets_make_the_same_step(ranks, name):
+    assert_same(ranks[0]["plain", name], ranks[0]["bucket views", name])
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
-def test_batchnorm_counts_one_batch_a_step_on_every_rank(ranks, name):
+WEIGHTS, TENSORS = sum(p.numel() for p in mlp().parameters()), len(list(mlp().parameters()))
+
+
+def test_a_step_of_three_micro_batches_exchanges_gradients_once(ranks):
     for seen in ranks:
-        assert int(seen[name, "batchnorm"]["buffers"]["1.num_batches_tracked"]) == STEPS
+        assert seen["counted", "base", False] == seen["counted", "sam", False] == [(1, [])] * len(STEPS)
+        assert seen["counted", "sam", True] == [(1, [])] * len(STEPS)
+        # no backward knows that it is the last, so the sum is exchanged when it is asked for
+        assert seen["counted", "base", True] == [(0, [TENSORS, WEIGHTS])] * len(STEPS)
 
 
-def test_a_static_graph_trains_or_is_refused_with_a_remedy(ranks):
+def test_one_eps_for_all_ranks_and_the_whole_gradient_of_looksam_take_one_exchange_more(ranks):
     for seen in ranks:
-        assert seen["static graph"] == "trains" or seen["static graph"].startswith("ValueError: ")
+        assert seen["counted", "global"] == [(1, [TENSORS, WEIGHTS])] * len(STEPS)
+        assert seen["counted", "looksam", False] == [(1, [TENSORS, WEIGHTS]), (1, [])] * 2
 
 
-def test_a_sharded_model_is_refused_or_perturbed_but_never_trained_as_if_rho_were_zero(ranks):
+def test_what_esam_remembers_is_exchanged_as_two_numbers_a_tensor(ranks):
     for seen in ranks:
-        if not isinstance(seen["sharded"], str):
-            without, perturbed = seen["sharded"]
-            assert without != perturbed
+        for name, phases in itertools.product(("esam", "esam-random"), (False, True)):
+            (first, *later) = seen["counted", name, phases]
+            assert first == (1, [2 * TENSORS])
+            for exchanges, (size,) in later:
+                assert exchanges == 1
+                assert size <= 2 * TENSORS
 
 
-def test_an_overflow_on_one_rank_skips_the_step_on_both_and_neither_waits_for_ever(tmp_path):
-    for seen in on_two_ranks(tmp_path, one_sided_overflow, 15):
-        for name, run in seen.items():
-            assert run["scale"] == 512.0, name
-            assert all(torch.equal(a, b) for a, b in zip(run["before"], run["after"], strict=True)), name
+def test_one_eps_of_the_drawn_tensors_is_an_exchange_of_their_gradients_alone(ranks):
+    drawn = [size for _, (_, size, *_) in ranks[0]["counted", "swp, global"]]
+    assert drawn[0] == WEIGHTS  # their norms are not known yet
+    assert min(drawn) < WEIGHTS
+
+
+@pytest.mark.parametrize("phases", [False, True])
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam-swp"])
+def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(ranks, name, phases):
+    alone = in_one_process(JOINED[name], owned_joined, Heads)
+    unused = [False] * 6 + [True] * 2  # trunk, two heads; the third
+    for way in ("rank", "global"):
+        (weights, without), (others, _) = (seen["heads", name, phases, way] for seen in ranks)
+        assert_same(weights, others)
+        assert without == unused
+        assert_same(weights[-2:], alone[-2:])  # not even weight decay
+        assert (distance(weights, alone) > 1e-4) == (way == "rank")
+    assert_near(weights, alone)
+
+
+def test_a_head_that_none_uses_gets_no_gradient_from_the_base_alone_either(ranks):
+    for seen in ranks:
+        assert seen["heads", "base"][1] == [False] * 6 + [True] * 2
+
+
+@pytest.mark.parametrize("phases", [False, True])
+@pytest.mark.parametrize("name", ["base", "sam", "esam"])
+def test_buffers_are_moved_by_the_first_pass_of_rank_0_on_every_rank(ranks, name, phases):
+    for seen in ranks:
+        assert_near(seen["buffers", name, phases], buffers_by_hand(0))
+
+
+def test_buffers_of_each_rank_s_own_stay_so_where_the_user_wants_that(ranks):
+    for rank, seen in enumerate(ranks):
+        assert_near(seen["buffers apart"], buffers_by_hand(rank))
+
+
+def buffers_by_hand(rank):
+    mean, total = torch.zeros(4, dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for step in STEPS:
+        x, _ = batch_of(rank, step)
+        mean, total = 0.9 * mean + 0.1 * x.mean(0), total + x.sum()
+    return [mean, total]
+
+
+def test_the_bare_model_of_a_replica_and_a_model_around_it_are_refused(ranks):
+    for seen in ranks:
+        assert "not the bare model" in seen["bare"]
+        assert "DistributedDataParallel" in seen["inside"]
+
+
+def test_a_static_graph_is_refused_with_a_remedy(ranks):
+    for seen in ranks:
+        assert "leave static_graph out" in seen["static graph"]
+
+
+@pytest.mark.parametrize("way", ["rank", "global"])
+@pytest.mark.parametrize("where", ["first", "second"])
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
+def test_an_overflow_on_one_rank_skips_the_step_on_both(ranks, name, where, way):
+    (scale, weights), (other_scale, others) = (seen["overflow", name, where, way] for seen in ranks)
+    assert scale == other_scale == 512.0
+    assert_same(weights, others)
+    assert distance(weights, whole_weights(mlp())) > 1e-4  # the good step after it
+
+
+@pytest.mark.parametrize("name", ["base", "sam", "looksam", "esam"])
+def test_an_error_in_the_pass_that_exchanges_gradients_leaves_no_trace(ranks, name):
+    for seen in ranks:
+        assert_same(seen["error", name], seen["no error", name])
+
+
+def test_a_compiled_replica_exchanges_gradients_too(ranks):
+    assert_same(ranks[0]["compiled"], ranks[1]["compiled"])
+    assert_near(ranks[0]["compiled"], ranks[0]["hand", "sam", "rank"])

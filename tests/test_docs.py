@@ -1,59 +1,61 @@
-"""The docs' tables are those of the committed records."""
+"""The tables of README and docs are those of the committed records, and README code is code."""
 
-import json
+import importlib.util
+import re
 from pathlib import Path
 
-import fidelity
 import pytest
-import speed
-import toy_mlp
+import torch
 
-from esam.bench.steps import steps_sheet
-from esam.report import summarise
-from esam.report.results import results_sheet
-from esam.report.sheets import as_markdown
-from esam.train.record import read_records
+from esam import METHODS, RECOMMENDED
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "results"
-SPEED = (ROOT / "docs" / "speed.md").read_text()
-SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Forward", "Backward")
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
+tables = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(tables)
 
 
-def record(name):
-    return json.loads((RESULTS / name).read_text())
+@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+def test_a_pages_tables_are_what_make_docs_writes(page):
+    text = page.read_text()
+    assert tables.written(text) == text
 
 
-@pytest.mark.parametrize("model", ["resnet18", "vit-tiny"])
-def test_the_times_of_a_step(model):
-    assert as_markdown(steps_sheet(record(f"speed/{model}.json"))) in SPEED
+def test_every_table_stands_on_a_page():
+    pages = "".join(page.read_text() for page in tables.PAGES)
+    assert [name for name in tables.BLOCKS if f"<!-- {name} -->" not in pages] == []
 
 
-def test_the_headline():
-    results = {title: record(f"speed/{name}.json") for title, name in (("ResNet-18", "resnet18"), ("ViT", "vit-tiny"))}
-    assert speed.headline(results) in SPEED
+def test_the_readme_can_be_read_in_one_sitting():
+    assert len(README) <= 9_000
 
 
-def test_the_readmes_sentence_on_speed():
-    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
-    of_sam, of_sgd = ([t["esam"][f"time / {other}"]["of totals"] for t in times] for other in ("sam", "sgd"))
-    released = [1 / t["esam, as released"]["time / sam"]["of totals"] for t in times]
-    said = " ".join((ROOT / "README.md").read_text().split())
-    assert f"takes {of_sam[0]:.2f} of SAM's time and {of_sgd[0]:.2f} of SGD's on ResNet-18" in said
-    assert f"{of_sam[1]:.2f} and {of_sgd[1]:.2f} on a small ViT" in said
-    assert f"{1 / of_sam[0]:.2f} and {1 / of_sam[1]:.2f} times SAM's speed" in said
-    assert f"in the same run: {released[0]:.2f} and {released[1]:.2f} times" in said
+def test_the_readmes_loop_is_the_recommended_methods_and_learns():
+    torch.manual_seed(0)
+    x = torch.randn(96, 64)
+    scope = {"loader": [(x[i : i + 32], x[i : i + 32, :10].argmax(1)) for i in (0, 32, 64)]}
+    exec(BLOCKS[0], scope)
+    assert scope["loss"] < 0.5
+    assert type(scope["optimizer"]) is METHODS[RECOMMENDED].build
 
 
-def test_the_papers_toy():
-    assert toy_mlp.markdown(record("toy_mlp.json")) in SPEED
+def test_the_readmes_phases_are_one_step():
+    model, twin = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(8, 3)
+    whole, phases = (METHODS["sam"](torch.optim.SGD(m.parameters(), lr=0.1), m) for m in (model, twin))
+    loss = whole.step(lambda keep: model(x[keep]).square().mean())
+    scope = {"optimizer": phases, "closure": lambda keep: twin(x[keep]).square().mean()}
+    exec(BLOCKS[1], scope)
+    assert scope["loss"] == loss and torch.equal(model.weight, twin.weight)
 
 
-def test_the_fidelity_of_the_rankings():
-    assert fidelity.markdown(record("fidelity.json"), record("fidelity_noisy.json")) in SPEED
-
-
-@pytest.mark.parametrize("data", ["cifar10", "cifar100"])
-def test_what_each_form_of_esam_gives(data):
-    (rows,) = summarise([r for r in read_records(RESULTS / data / "runs") if r.config["label_noise"] == 0]).values()
-    assert as_markdown(results_sheet(rows, columns=SHOWN)) in SPEED
+def test_the_readmes_analysis_runs_on_a_users_own_model(capsys):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    batches = [(torch.randn(32, 5), torch.randint(0, 2, (32,))) for _ in range(2)]
+    exec(BLOCKS[2], {"model": model, "batches": batches})
+    first, second = capsys.readouterr().out.splitlines()
+    assert all(float(number) > 0 for number in first.split()) and second.count(",") == 2

@@ -2,10 +2,9 @@
 
 import math
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
+import forked
 import pytest
 import torch
 import torch.nn.functional as F
@@ -148,33 +147,27 @@ def test_fp16_trains_bit_for_bit_as_autocast_and_a_scaler_by_hand():
     assert same(model.state_dict(), twin.state_dict())
 
 
-BF16 = """
-import torch, torch.nn.functional as F
-from torch import nn
-from esam.train import fit
-x, y = torch.randn(64, 6, generator=torch.Generator().manual_seed(0)), torch.arange(64) % 3
-nets = []
-for _ in range(2):
-    torch.manual_seed(0)
-    nets.append(nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)))
-model, twin = nets
-fit(model, torch.optim.SGD(model.parameters(), lr=0.1), [(x, y)] * 3, epochs=1, precision="bf16")
-base = torch.optim.SGD(twin.parameters(), lr=0.1)
-for _ in range(3):
-    base.zero_grad()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        losses = F.cross_entropy(twin(x), y, reduction="none")
-    losses.mean().backward()
-    base.step()
-assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters()))
-"""
+def train_in_bf16():
+    data = batches(dtype=torch.float32)
+    model, twin = built(mlp, torch.float32), built(mlp, torch.float32)
+    fit(model, sgd(model), data, epochs=1, precision="bf16")
+
+    base = sgd(twin)
+    for x, y in data:
+        base.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = F.cross_entropy(twin(x), y, reduction="none")
+        losses.mean().backward()
+        base.step()
+    assert same(model.state_dict(), twin.state_dict())
 
 
 def test_bf16_trains_bit_for_bit_as_autocast_by_hand():
-    done = subprocess.run([sys.executable, "-c", BF16], capture_output=True, text=True)
-    if done.returncode == -signal.SIGILL:
+    process = forked.start(train_in_bf16)
+    process.join()
+    if process.exitcode == -signal.SIGILL:
         pytest.skip("oneDNN's bf16 kernels are an illegal instruction on this processor")
-    assert done.returncode == 0, done.stderr
+    assert process.exitcode == 0
 
 
 # Schedules and budgets -----------------------------------------------------------------------------------------------
@@ -271,15 +264,9 @@ def test_the_epochs_end_a_run_whose_budget_is_not_spent(clock):
         ("sgd", {}, 1, 1),
         ("sam", {}, 2, 2),
         ("sam", {"m": 4}, 2, 2),
-        ("esam", {}, 1.5, 1.5),
-        (
-            "esam",
-            {"gamma": 0.5, "ranking": "exact"},
-            2.5,
-            1.5,
-        ),  # first pass, ranking pass without a graph, half a second pass
-        ("esam", {"gamma": 0.25, "ranking": "exact"}, 2.25, 1.25),
-        ("esam", {"gamma": 0.5, "ranking": "loss"}, 1.5, 1.5),
+        ("esam", {"gamma": 0.5}, 2.5, 1.5),  # first pass, ranking pass without a graph, half a second pass
+        ("esam", {"gamma": 0.25}, 2.25, 1.25),
+        ("esam-random", {"gamma": 0.5}, 1.5, 1.5),
         ("esam-swp", {}, 2, 2),
         ("esam-sds", {}, 2.5, 1.5),
         ("looksam", {"k": 5}, 1.2, 1.2),  # one step in five takes two passes
@@ -327,8 +314,9 @@ def test_evaluation_gives_the_loss_and_accuracy_worked_out_by_hand():
     model = nn.Linear(2, 2, bias=False).double()
     model.weight.data.copy_(torch.eye(2))
     found = evaluate(model, [(x[:2], y[:2]), (x[2:], y[2:])])
-    # log(1 + e^-2), log(1 + e^2), log 2; the second is wrong, the third a tie that argmax gives to class 0
-    assert found["test_loss"] == pytest.approx((2 * math.log1p(math.exp(-2)) + 2 + math.log(2)) / 3, rel=1e-15)
+    # log(1 + e^-2), log(1 + e^2), log 2; the second is wrong, the third a tie that argmax gives to class 0. Libraries
+    # for log and exp may differ in the last bits (1 unit is 2.2e-16), so a few dozen of them are allowed.
+    assert found["test_loss"] == pytest.approx((2 * math.log1p(math.exp(-2)) + 2 + math.log(2)) / 3, rel=1e-14)
     assert found["test_accuracy"] == 1 / 3
 
 
@@ -397,7 +385,7 @@ def test_what_cannot_be_trained_is_refused_with_a_reason(arguments, message):
     model = built(mlp)
     given = {"train": batches(), "epochs": 1, **arguments}
     with pytest.raises(ValueError, match=message):
-        fit(model, sgd(model), given.pop("train"), given.pop("test", None), **given)
+        fit(model, ESAM(sgd(model), model), given.pop("train"), given.pop("test", None), **given)
 
 
 def test_a_scheduler_that_wants_a_loss_is_refused_before_any_training():

@@ -86,7 +86,7 @@ def test_a_second_load_reads_the_cache_and_a_changed_picture_does_not(tmp_path, 
     folder = class_folders(tmp_path / "set", {"cat": 10})
     first = load_data(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("esam.train.data.folder.ClassFolders.catalogue", lambda self: pytest.fail("decoded again"))
+        patch.setattr("esam.train.data.sources.ClassFolders.catalogue", lambda self: pytest.fail("decoded again"))
         again = load_data(folder)
     assert torch.equal(again.train.images, first.train.images)
     assert again.train.images.is_contiguous(memory_format=torch.channels_last)
@@ -146,22 +146,18 @@ def test_a_set_beyond_the_memory_limit_is_streamed_with_the_same_batches(tmp_pat
     assert "streamed" in streamed.description
     assert (streamed.mean, streamed.std) == (whole.mean, whole.std)
     state = torch.get_rng_state()
-    for workers in (0, 2):
-        for name in ("train", "test"):
-            memory, stream = (
-                Batches(
-                    getattr(data, name), 6, mean=data.mean, std=data.std, augment="inception", seed=2, workers=workers
-                )
-                for data in (whole, streamed)
-            )
-            for one, other in (
-                (memory.epoch(4), stream.epoch(4)),
-                (memory.epoch(4, start=1), stream.epoch(4, start=1)),
-                (memory.in_order(), stream.in_order()),
-            ):
-                for (x, y), (u, v) in zip(one, other, strict=True):
-                    assert torch.equal(x, u)
-                    assert torch.equal(y, v)
+    for name, workers in (("train", 2), ("test", 0)):
+        memory, stream = (
+            Batches(getattr(data, name), 6, mean=data.mean, std=data.std, augment="inception", seed=2, workers=workers)
+            for data in (whole, streamed)
+        )
+        for one, other in (
+            (memory.epoch(4, start=1), stream.epoch(4, start=1)),
+            (memory.in_order(), stream.in_order()),
+        ):
+            for (x, y), (u, v) in zip(one, other, strict=True):
+                assert torch.equal(x, u)
+                assert torch.equal(y, v)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -169,7 +165,7 @@ def test_a_set_beyond_the_memory_limit_is_streamed_with_the_same_batches(tmp_pat
 def test_a_table_is_streamed_too(datasets, tmp_path):
     folder = parquet(tmp_path / "set", train=table(datasets, 12), test=table(datasets, 5))
     data = load_data(folder, memory_limit=100)
-    batches = Batches(data.test, 3, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), workers=2)
+    batches = Batches(data.test, 3, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), workers=1)
     shades = torch.cat([x[:, 0, 0, 0] for x, _ in batches.in_order()])
     torch.testing.assert_close(shades * 25.5, torch.arange(5.0))
 
@@ -180,4 +176,4 @@ def test_a_worker_that_meets_a_broken_picture_names_it(tmp_path):
     data = load_data(folder, memory_limit=100)
     (folder / "cat" / "017.jpg").write_bytes(b"broken since")
     with pytest.raises(ValueError, match=r"cat/017\.jpg"):
-        list(Batches(data.train, 40, mean=data.mean, std=data.std, workers=2).in_order())
+        list(Batches(data.train, 40, mean=data.mean, std=data.std, workers=1).in_order())

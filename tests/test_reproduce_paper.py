@@ -1,93 +1,70 @@
 """Are the paper's numbers and settings the paper's, and does each of its networks take steps as the items ask?"""
 
 import dataclasses
-import math
-from functools import cache
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from esam.analysis.cost import CASES, fit_savings, measure_savings
-from esam.recipes.paper import ITEMS, SCALES, table1, table2, table3, vit
-from esam.recipes.paper.swp_savings import PAPER as SAVINGS
-from esam.reproduce.cost import DATA
-from esam.reproduce.store import configs
+from esam.paper.engine.cost import DATA
+from esam.paper.engine.store import needed
+from esam.paper.items import ITEMS, table1, table2, table3, vit
+from esam.paper.items.savings_timing import predicted
+from esam.paper.items.swp_savings import PAPER_FITS, PAPER_SAVINGS
+from esam.paper.items.tables import Printed
+from esam.paper.scales import SCALES
 from esam.train.models import build_model
 from esam.train.runs import build_optimizer
 
 PAPER = SCALES["paper"]()
 
 
-BATCH, M = 4, 2
+BATCH, M = 2, 1
 
 
-@cache
-def step_twice(config):
-    """Take two steps on a few synthetic images at the real resolution; return the losses and how far theta went."""
+def stepped(config):
+    """Take a step on a few synthetic images at the real resolution; return the loss and whether all of theta moved."""
     torch.manual_seed(0)
     facts = DATA[config.data]
     size = config.size or facts.size
     model = build_model(config.model, classes=facts.classes, channels=facts.channels, size=size)
     model = model.to(memory_format=torch.channels_last).train()
-    optimizer = build_optimizer(config, model)
+    settings = {**config.settings, **({"m": M} if "m" in config.settings else {})}
+    optimizer = build_optimizer(dataclasses.replace(config, settings=settings, lr=1e-3), model)
     x = torch.randn(BATCH, facts.channels, size, size).contiguous(memory_format=torch.channels_last)
     y = torch.randint(0, facts.classes, (BATCH,))
     start = [p.detach().clone() for p in model.parameters()]
-
-    def closure(keep):
-        return F.cross_entropy(model(x[keep]), y[keep], reduction="none")
-
-    losses = [float(optimizer.step(closure, batch_size=BATCH)) for _ in range(2)]
-    moved = sum(float((p.detach() - s).abs().sum()) for p, s in zip(model.parameters(), start, strict=True))
-    return losses, moved, size
+    loss = optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), batch_size=BATCH)
+    return float(loss), all((p != s).any() for p, s in zip(model.parameters(), start, strict=True))
 
 
-def settings_to_step(item):
-    """Every network of an item by every method and form, in small steps of a small batch.
-
-    Of a study's values the first stands for all; a data set differs in the number of its classes alone, and the
-    smallest network shows that.
-    """
-    needs = item.needs(PAPER)
-    common = {"seed": 0, "validation": False, "epochs": 1, "lr": 1e-3, "weight_decay": 5e-4, "batch_size": BATCH}
-    chosen = {}
-    for row in (*needs.rows, *needs.weights, *needs.observed):
-        config = dataclasses.replace(configs([row])[0], **common)
-        data = config.data if config.model == "resnet18" else None
-        key = (config.model, config.method, config.ranking, config.choose, data)
-        chosen.setdefault(key, dataclasses.replace(config, m=M if config.m else None))
-    return list(chosen.values())
-
-
-@pytest.mark.parametrize("name", [name for name in ITEMS if name != "swp-savings"])
-def test_an_item_at_the_papers_scale_is_built_and_stepped(name):
-    stepped = settings_to_step(ITEMS[name])
-    assert stepped
-    for config in stepped:
-        losses, moved, size = step_twice(config)
-        assert all(0 < loss < 50 for loss in losses) and losses[0] != losses[1], (config.model, losses)
-        assert moved > 0 and size == (224 if config.model in ("resnet50", "resnet101", "vit-s16") else 32)
-
-
-def test_the_papers_mlps_are_built_at_their_width_and_timed():
-    assert PAPER.savings.width == 3_000
-    found = measure_savings(CASES["crossed"], layers=(2,), betas=(0.1, 0.5), width=3_000, batch=2, draws=2)
-    assert [saving.beta for saving in found] == [0.1, 0.5] and math.isfinite(fit_savings(found).k1)
-
-
-def test_every_network_of_the_paper_is_stepped():
-    models = {c.model for item in ITEMS.values() if item.name != "swp-savings" for c in settings_to_step(item)}
-    assert models == {"resnet18", "wrn28-10", "pyramidnet110", "resnet50", "resnet101", "vit-s16"}
+def test_every_network_of_the_paper_takes_esams_step_and_the_smallest_every_methods():
+    every = {key: config for item in ITEMS.values() for key, config in needed(item.needs(PAPER)).items()}
+    chosen = {
+        (config.model, config.method): config
+        for config in every.values()
+        if config.method == "esam" or config.model == "resnet18"
+    }
+    small = {method for model, method in chosen if model == "resnet18"}
+    assert small == {"base", "sam", "esam", "esam-swp", "esam-sds", "esam-random"} and len(chosen) == 6 + 5
+    for config in chosen.values():
+        loss, moved = stepped(config)
+        assert 0 < loss < 50 and moved, config
 
 
 # The appendix --------------------------------------------------------------------------------------------------------
 
 
-def own(task, method):
-    """The configuration of a method on a task of Table 1."""
-    rows = ITEMS["table1"].needs(PAPER).rows
-    return next(configs([row])[0] for row in rows if row.task == task and row.label == method)
+def own(item, model, data, method):
+    """The configuration of a method on a task of a table."""
+    tasks = [
+        r for r in ITEMS[item].needs(PAPER).runs if (r.workload.paper_model, r.workload.paper_data) == (model, data)
+    ]
+    return next(runs.configs[0] for runs in tasks if runs.method == method)
+
+
+def settings(config):
+    return config.identity()["settings"]
 
 
 @pytest.mark.parametrize("data", ["CIFAR-10", "CIFAR-100"])
@@ -100,44 +77,45 @@ def own(task, method):
     ],
 )
 def test_the_hyper_parameters_on_cifar_are_the_tables(data, model, epochs, batch, lr, rho, beta, decays):
-    sgd, sam, esam = (own(f"{model}, {data}", method) for method in ("SGD", "SAM", "ESAM"))
-    for config in (sgd, sam, esam):
+    base, sam, esam = (own("table1", model, data, method) for method in ("base", "sam", "esam"))
+    for config in (base, sam, esam):
         assert (config.epochs, config.batch_size, config.lr, config.augment) == (epochs, batch, lr, "basic")
         assert config.schedule == "cosine" and config.train_size is None
-    assert [c.weight_decay for c in (sgd, sam, esam)] == [decays[0], decays[1], decays[1]]
-    assert [c.rho for c in (sgd, sam, esam)] == [None, rho, rho]
-    assert (esam.beta, esam.gamma, esam.m) == (beta, 0.5, None)
+    assert [c.weight_decay for c in (base, sam, esam)] == [decays[0], decays[1], decays[1]]
+    assert [settings(c).get("rho") for c in (base, sam, esam)] == [None, rho, rho]
+    assert [settings(esam)[name] for name in ("beta", "gamma", "m")] == [beta, 0.5, None]
 
 
 def test_three_seeds_on_cifar_and_the_paper_s_one_on_imagenet():
-    assert {row.comparison.seeds for row in ITEMS["table1"].needs(PAPER).rows} == {(0, 1, 2)}
-    assert {row.comparison.seeds for row in ITEMS["table2"].needs(PAPER).rows} == {(0,)}
+    assert {tuple(c.seed for c in runs.configs) for runs in ITEMS["table1"].needs(PAPER).runs} == {(0, 1, 2)}
+    assert {tuple(c.seed for c in runs.configs) for runs in ITEMS["table2"].needs(PAPER).runs} == {(0,)}
 
 
 def test_the_vit_takes_beta_one_half():
-    config = next(configs([r])[0] for r in ITEMS["vit"].needs(PAPER).rows if r.label == "ESAM")
-    assert (config.model, config.beta, config.gamma, config.size) == ("vit-s16", 0.5, 0.7, 224)
+    config = own("vit", "ViT-S/16", "ImageNet", "esam")
+    assert (config.model, config.size) == ("vit-s16", 224)
+    assert [settings(config)[name] for name in ("beta", "gamma", "m")] == [0.5, 0.7, 128]
 
 
 def test_landscape_grid_linearity_and_search_are_the_papers():
     assert (PAPER.random_plane.points, PAPER.random_plane.groups) == (100, 10)
-    assert PAPER.look.betas == (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-    assert len(ITEMS["grid-search"].needs(PAPER).rows) == 3 * 4 * 2 * 3
-    assert {c.weight_decay for r in ITEMS["grid-search"].needs(PAPER).rows for c in configs([r])} == {5e-4, 1e-3}
-    assert PAPER.savings.serial == (50, 75, 100, 125)
+    assert PAPER.probe.betas == (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    search = needed(ITEMS["grid-search"].needs(PAPER))
+    assert len(search) == 3 * 4 * 2 * 3 and {config.weight_decay for config in search.values()} == {5e-4, 1e-3}
+    assert PAPER.toys.serial == (50, 75, 100, 125) and PAPER.toys.width == 3_000
 
 
 # The printed numbers -------------------------------------------------------------------------------------------------
 
 
 def test_the_papers_numbers_are_quoted_as_printed():
-    assert table1.PAPER["ResNet-18", "CIFAR-10"]["ESAM"] == table1.Printed(96.56, 0.08, 2409, 140.3)
-    assert table1.PAPER["WRN-28-10", "CIFAR-100"]["SAM"] == table1.Printed(83.42, 0.04, 391, 100.0)
-    assert table1.PAPER["PyramidNet-110", "CIFAR-100"]["ESAM"] == table1.Printed(85.56, 0.05, 381, 137.9)
-    assert table2.PAPER["ResNet-101", "ImageNet"]["ESAM"] == table2.Printed(79.09, None, 564, 128.7)
-    assert table3.PAPER["WRN-28-10", "CIFAR-100"]["ESAM-SDS"] == table3.Printed(84.46, None, 492, 125.8)
-    assert vit.PAPER["ViT-S/16", "ImageNet"]["ESAM-SWP"] == vit.Printed(80.88, None, 616)
-    assert SAVINGS["serial"]["g"]["125"] == {"0.9": 2.94, "0.5": 14.87, "0.1": 29.42}
+    assert table1.PAPER["ResNet-18", "CIFAR-10"]["esam"] == Printed(96.56, 2409, 140.3, 0.08)
+    assert table1.PAPER["WRN-28-10", "CIFAR-100"]["sam"] == Printed(83.42, 391, 100.0, 0.04)
+    assert table1.PAPER["PyramidNet-110", "CIFAR-100"]["esam"] == Printed(85.56, 381, 137.9, 0.05)
+    assert table2.PAPER["ResNet-101", "ImageNet"]["esam"] == Printed(79.09, 564, 128.7)
+    assert table3.PAPER["WRN-28-10", "CIFAR-100"]["esam-sds"] == Printed(84.46, 492, 125.8)
+    assert vit.PAPER["ViT-S/16", "ImageNet"]["esam-swp"] == Printed(80.88, 616)
+    assert PAPER_SAVINGS["serial"][125] == {0.9: 2.94, 0.5: 14.87, 0.1: 29.42}
 
 
 @pytest.mark.parametrize("paper", [table1.PAPER, table2.PAPER, table3.PAPER])
@@ -145,15 +123,12 @@ def test_the_printed_speeds_are_the_printed_images_over_sams(paper):
     for task, rows in paper.items():
         for row in rows.values():
             if row.speed is not None:  # the paper rounds, and once misprints
-                ratio = 100 * row.images_per_second / rows["SAM"].images_per_second
+                ratio = 100 * row.images_per_second / rows["sam"].images_per_second
                 assert abs(ratio - row.speed) < 1.0, (task, row)
 
 
 @pytest.mark.parametrize("case", ["serial", "crossed"])
 def test_the_printed_fit_explains_the_printed_savings(case):
-    fit = SAVINGS[case]["fit"]
-    for layers, by_beta in SAVINGS[case]["g"].items():
+    for layers, by_beta in PAPER_SAVINGS[case].items():
         for beta, percent in by_beta.items():
-            b = float(beta)
-            form = fit["k1"] * (1 - b) + fit["k2"] * (1 - b) / (int(layers) * b)
-            assert abs(100 * form - percent) < 1.6, (layers, beta)
+            assert abs(100 * predicted(PAPER_FITS[case], layers, beta) - percent) < 1.6, (layers, beta)

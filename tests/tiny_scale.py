@@ -4,21 +4,10 @@ import dataclasses
 import importlib
 
 from esam.compare.plan import Comparison
-from esam.recipes.paper.scales import BETAS, TS
-from esam.reproduce.scale import Grid, Look, Savings, Scale, Search
+from esam.paper.engine.scale import ExperimentScale, PlaneSize, Probe, SearchGrid, ToyMLPs
 from esam.train.config import Config
 
-CONFIG = Config(
-    data="digits",
-    model="mlp",
-    epochs=2,
-    batch_size=30,
-    train_size=60,
-    rho=0.05,
-    ranking="exact",
-    mask="independent",
-    threads=1,
-)
+CONFIG = Config(data="digits", model="mlp", epochs=2, batch_size=30, train_size=60, threads=1)
 
 
 def comparison(seeds=(0, 1), **changes):
@@ -27,39 +16,29 @@ def comparison(seeds=(0, 1), **changes):
 
 def tiny_scale(**changes):
     """Return the tiny scale; ``changes`` go to every configuration, such as data="elsewhere"."""
-    first, second = comparison(**changes), comparison(lr=0.05, **changes)
-    cifar = {
-        (model, data): first if (model, data) == ("ResNet-18", "CIFAR-10") else second
-        for model in ("ResNet-18", "WRN-28-10", "PyramidNet-110")
-        for data in ("CIFAR-10", "CIFAR-100")
+    comparisons = {
+        ("ResNet-18", "CIFAR-10"): comparison(**changes),
+        ("WRN-28-10", "CIFAR-10"): comparison(lr=0.05, **changes),
+        ("ResNet-50", "ImageNet"): comparison((0,), settings={"gamma": 0.7, "m": 15}, **changes),
+        ("ViT-S/16", "ImageNet"): comparison((0,), optimizer="adamw", lr=1e-3, settings={"m": 10}, **changes),
     }
-    small = Grid(points=5, groups=2, reach=0.5, images=40)
-    adaptive = comparison((0,), optimizer="adamw", lr=1e-3, m=10, **changes)
-    return Scale(
+    start = comparison((0,), validation=True, epochs=1, **changes)
+    plane = PlaneSize(points=5, groups=2, reach=0.5, images=40)
+    return ExperimentScale(
         name="tiny",
         machine="CPU",
-        cifar=cifar,
-        imagenet={("ResNet-50", "ImageNet"): comparison((0,), gamma=0.7, m=15, **changes)},
-        vit={("ViT-S/16", "ImageNet"): adaptive},
-        defaults=(("ResNet-18", "CIFAR-10"),),
+        comparisons=comparisons,
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),
-        study_shares=(0.3, 0.5, 0.6, 0.9),
-        observed=(("ResNet-18", "CIFAR-10"), ("WRN-28-10", "CIFAR-10")),
-        look=Look(2, 2, 10, gamma=0.5, rho=0.05, betas=BETAS, draws=1, ts=TS, mean_draws=5),
-        landscape=(("ResNet-18", "CIFAR-10"), first),
-        random_plane=small,
-        adversarial=(("ResNet-18", "CIFAR-10"), first),
-        adversarial_plane=small,
-        vectors=2,
-        savings=Savings((3, 4), (2, 3), (0.3, 0.6, 1.0), width=16, batch=4, draws=2),
-        search=Search(
-            dataclasses.replace(comparison((0,), validation=True, epochs=1, **changes), settings={"sam": {"rho": 0.1}}),
-            (0.01, 0.1),
-            (5e-4,),
-            (30,),
-        ),
-        rounds=2,
+        study_shares=(0.5, 0.6),
+        probe=Probe(every=2, batches=2, batch_size=10, draws=1, mean_draws=5),
+        landscape=("ResNet-18", "CIFAR-10"),
+        random_plane=plane,
+        adversarial_plane=plane,
+        hessian_vectors=2,
+        toys=ToyMLPs(width=16, draws=2, batch=4, serial=(3, 4), crossed=(2, 3), betas=(0.3, 0.6, 1.0)),
+        search=SearchGrid(dataclasses.replace(start, settings={"sam": {"rho": 0.1}}), (0.01, 0.1), (5e-4,), (30,)),
+        timed_rounds=2,
     )
 
 

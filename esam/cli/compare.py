@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
 from esam.train.config import Config
 
-from .parsing import given_settings, parse, settings_by_method, take_recipe, with_method_settings
+from .parsing import parse_run, settings_by_method, take_recipe
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def compare(arguments: list[str]) -> None:
     recipe = take_recipe(arguments)
     given = {"methods": recipe.methods, "seeds": recipe.seeds} if recipe else {}
     start = recipe.config if recipe else Config()
-    options = parse("compare", with_method_settings(CompareOptions), arguments, config=start, **given)
+    options, config = parse_run("compare", CompareOptions, arguments, start, **given)
     from rich.console import Console
 
     from esam.compare.launch import Launcher
@@ -45,7 +45,6 @@ def compare(arguments: list[str]) -> None:
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
-    config = replace(options.config, settings={**options.config.settings, **given_settings(options)})
     runs = plan(Comparison(config, options.methods, options.seeds, settings), options.out)
     console = Console()
     failure: RuntimeError | None = None

@@ -22,31 +22,29 @@ def parse(command: str, options: type[Any], arguments: list[str], **defaults: An
     return tyro.cli(options, prog=f"esam {command}", args=arguments, config=hidden, **extra)
 
 
-def with_method_settings(options: type[Any]) -> type[Any]:
-    """Return the options with one more for each setting of any method, such as --rho; the registry knows them."""
+def parse_run(
+    command: str, options: type[Any], arguments: list[str], start: Config, **defaults: Any
+) -> tuple[Any, Config]:
+    """Return a command's options and the configuration they come to, from one to start with.
+
+    Every setting that some method of the registry has is an option too, such as --rho.
+    """
     from esam.optim import METHODS
 
-    takers: dict[str, list[str]] = {}
-    kinds: dict[str, type] = {}
+    takers: dict[tuple[str, type], list[str]] = {}
     for name, method in METHODS.items():
-        for setting, kind in method.options().items():
-            takers.setdefault(setting, []).append(name)
-            kinds[setting] = kind
-    fields = []
-    for setting, kind in kinds.items():
-        words = tyro.conf.arg(help=f"Of {', '.join(takers[setting])}; if not given, the method's own default.")
+        for option in method.options().items():
+            takers.setdefault(option, []).append(name)
+    fields: list[Any] = []
+    for (setting, kind), names in takers.items():
+        words = tyro.conf.arg(help=f"Of {', '.join(names)}; if not given, the method's own default.")
         fields.append((setting, Annotated[kind | None, words], dataclasses.field(default=None)))
-    return dataclasses.make_dataclass(
+    whole = dataclasses.make_dataclass(
         options.__name__, fields, bases=(options,), frozen=True, namespace={"__doc__": options.__doc__}
     )
-
-
-def given_settings(options: Any) -> dict[str, Any]:
-    """Return the settings of methods that were given, out of options made by ``with_method_settings``."""
-    from esam.optim import METHODS
-
-    names = {name for method in METHODS.values() for name in method.options()}
-    return {name: value for name in sorted(names) if (value := getattr(options, name)) is not None}
+    parsed = parse(command, whole, arguments, config=dataclasses.replace(start, settings={}), **defaults)
+    given = {setting: getattr(parsed, setting) for setting, _ in takers if getattr(parsed, setting) is not None}
+    return parsed, dataclasses.replace(parsed.config, settings={**start.settings, **given})
 
 
 def take_recipe(arguments: list[str]) -> Comparison | None:

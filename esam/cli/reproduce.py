@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,12 +14,12 @@ from esam.train.names import did_you_mean
 from .parsing import parse
 
 if TYPE_CHECKING:
-    from esam.reproduce.store import Store
+    from esam.paper.engine.store import ResultStore
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """A table or figure of the paper, made again. Interrupted, the same command goes on where it was."""
+    """A table or figure of the paper, made again. Interrupted, the same command resumes."""
 
     item: Annotated[str, tyro.conf.Positional] = ""
     """An item's name, `all`, or `claims`; without one, the items are listed."""
@@ -39,39 +40,37 @@ class ReproduceOptions:
 def reproduce(arguments: list[str]) -> None:
     """``esam reproduce``: the paper's tables and figures."""
     options = parse("reproduce", ReproduceOptions, arguments)
-    from esam.recipes.paper import ITEMS, SCALES
-    from esam.reproduce.store import Store
+    from esam.paper.engine.plan_text import item_list, plan_text
+    from esam.paper.engine.store import ResultStore
+    from esam.paper.items import ITEMS
+    from esam.paper.scales import SCALES
 
     names = [*ITEMS, "all", "claims"]
     if options.item and options.item not in names:
         hint = did_you_mean(options.item, names)
         raise ValueError(f"unknown item {options.item!r}.{hint} There are: {', '.join(names)}")
-    stores = {name: Store(options.out, scale(), shared=options.shared) for name, scale in SCALES.items()}
+    stores = {name: ResultStore(options.out, scale(), shared=options.shared) for name, scale in SCALES.items()}
     store = stores[options.scale]
     if not options.item:
-        from esam.reproduce.text import item_list
-
         print(item_list(ITEMS, list(stores.values())))
     elif options.item == "claims":
         _print_claims(store, options.markdown)
     elif options.plan:
-        from esam.reproduce.text import plan_text
-
         chosen = list(ITEMS) if options.item == "all" else [options.item]
         print("\n\n".join(plan_text(ITEMS[name], store) for name in chosen))
     else:
         _make_items(options.item, store, options.jobs)
 
 
-def _make_items(asked: str, store: Store, jobs: int) -> None:
+def _make_items(asked: str, store: ResultStore, jobs: int) -> None:
     """Make one item or all; what fails does not keep the others from being made."""
     from rich.console import Console
 
     from esam.compare.live import watch
-    from esam.recipes.paper import ITEMS, MAKING_ORDER
-    from esam.recipes.paper.claims import claims_part
+    from esam.paper.claims import claims_part
+    from esam.paper.engine.make import make, write_report
+    from esam.paper.items import ITEMS, MAKING_ORDER
     from esam.report.sheets import as_text
-    from esam.reproduce.make import make, write_report
 
     console, failures = Console(), []
     for name in MAKING_ORDER if asked == "all" else [asked]:
@@ -81,10 +80,10 @@ def _make_items(asked: str, store: Store, jobs: int) -> None:
             measured = make(
                 item,
                 store,
+                items=ITEMS,
                 jobs=jobs,
                 tell=lambda line: print(f"  {line}", flush=True),
                 watch=lambda launcher: watch(launcher, console),
-                others=ITEMS,
             )
         except (ValueError, RuntimeError, OSError, ImportError) as error:
             if asked != "all":
@@ -94,24 +93,20 @@ def _make_items(asked: str, store: Store, jobs: int) -> None:
             continue
         for sheet in item.sheets(measured):
             print(f"\n{as_text(sheet)}")
-        page = write_report(ITEMS, store, [claims_part(ITEMS, store)])
+        page = write_report(ITEMS, store, [claims_part(store)])
         print(f"\nresults: {store.path(item)}.json, page: {page}\n", flush=True)
     if failures:
         raise RuntimeError(f"not made: {', '.join(failures)}; see above. The others are in {store.folder}")
 
 
-def _print_claims(store: Store, markdown: bool) -> None:
-    from esam.recipes.paper import ITEMS
-    from esam.recipes.paper.claims import claims_sheet, judged_at
-    from esam.report.sheets import as_markdown
+def _print_claims(store: ResultStore, markdown: bool) -> None:
+    from esam.paper.claims import claims_markdown, judged, words
 
-    rows = judged_at(ITEMS, store)
     if markdown:
-        print(as_markdown(claims_sheet(rows)))
+        print(claims_markdown(store))
         return
-    for row in rows:
-        print(f"{row.verdict.upper()}: {row.claim}\n  paper: {row.paper}\n  here:  {row.measured}")
-    counts = {
-        verdict: sum(row.verdict == verdict for row in rows) for verdict in dict.fromkeys(r.verdict for r in rows)
-    }
+    rows = judged(store)
+    for claim, found in rows:
+        print(f"{found.verdict.upper()}: {claim.name}\n  paper: {claim.paper}\n  here:  {words(found)}")
+    counts = Counter(found.verdict for _, found in rows)
     print(f"\n{len(rows)} claims at the scale {store.scale.name}: {', '.join(f'{n} {v}' for v, n in counts.items())}")

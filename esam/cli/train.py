@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import tyro
 
 from esam.train.config import Config
 
-from .parsing import given_settings, parse, take_recipe, with_method_settings
+from .parsing import parse_run, take_recipe
 
 if TYPE_CHECKING:
     from esam.compare.plan import Comparison
@@ -31,10 +31,8 @@ class TrainOptions:
 def train(arguments: list[str]) -> None:
     """``esam train``: one run."""
     recipe = take_recipe(arguments)
-    start = recipe.config if recipe else Config()
-    options = parse("train", with_method_settings(TrainOptions), arguments, config=start)
-    config = options.config if recipe is None else _of_recipe(recipe, options.config)
-    config = replace(config, settings={**config.settings, **given_settings(options)})
+    options, config = parse_run("train", TrainOptions, arguments, recipe.config if recipe else Config())
+    config = config if recipe is None else _of_recipe(recipe, config)
     from rich.console import Console
 
     from esam.train.runs import run
@@ -62,8 +60,9 @@ def _of_recipe(recipe: Comparison, asked: Config) -> Config:
     from esam.compare.plan import configured
 
     whole = configured(recipe, asked.method, asked.seed)
-    given = {f.name: getattr(asked, f.name) for f in fields(Config) if f.name != "settings"}
-    return replace(whole, **{name: value for name, value in given.items() if value != getattr(recipe.config, name)})
+    given = {name: value for name, value in vars(asked).items() if value != getattr(recipe.config, name)}
+    own = {name: v for name, v in asked.settings.items() if recipe.config.settings.get(name) != v}
+    return replace(whole, **{**given, "settings": {**whole.settings, **own}})
 
 
 def _print_epoch(metrics: dict[str, Any]) -> None:

@@ -13,6 +13,10 @@ from torch import Tensor
 
 Closure = Callable[[slice | Tensor], Tensor]
 EVERYTHING = slice(None)
+UNCOUNTED = (
+    "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or return one loss "
+    'per sample (reduction="none")'
+)
 
 
 @dataclass
@@ -29,6 +33,8 @@ class Piece:
     """Whether the closure must return a loss for each sample, not their mean."""
     losses: Tensor = field(default_factory=lambda: torch.empty(0))
     """Of each sample at theta, detached; a mean stands for each of its samples."""
+    counted: bool = True
+    """Whether it is known how many samples there are."""
     _random: list[Tensor] = field(default_factory=list)
 
     def first_losses(self) -> Tensor:
@@ -42,6 +48,7 @@ class Piece:
             last = int(self.samples.max())
             raise ValueError(f"the closure has no sample {last} ({error}); batch_size, if given, is len(x)") from error
         losses = self._checked(found, self.size)
+        self.counted = self.size is not None or losses.dim() > 0
         self.size = self.size or losses.numel()
         self.losses = losses.detach() if losses.dim() else losses.detach().expand(self.size)
         return losses
@@ -63,13 +70,10 @@ class Piece:
     def measured_size(self) -> int:
         """Return how many samples stand behind the closure; costs a forward pass, moves no random stream."""
         self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
-        with torch.no_grad(), self._replayed():
+        with without_graph(), self._replayed():
             losses = checked_losses(self.closure(EVERYTHING), None)
         if losses.dim() == 0:
-            raise ValueError(
-                "the closure returned a scalar, so the size of the batch is not known; pass batch_size=len(x), or "
-                'return one loss per sample (reduction="none")'
-            )
+            raise ValueError(UNCOUNTED)
         return len(losses)
 
     @contextmanager
@@ -96,6 +100,21 @@ class Piece:
                 "no_grad(), and check that some parameter requires a gradient"
             )
         return losses
+
+
+@contextmanager
+def without_graph() -> Iterator[None]:
+    """Run closures for their values only."""
+    try:
+        with torch.no_grad():
+            yield
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+        raise ValueError(
+            "the closure takes gradients itself, and while samples are ranked or counted it runs without a graph; put "
+            "the part of it that takes them under torch.enable_grad()"
+        ) from error
 
 
 def mean_of(losses: Tensor) -> Tensor:
@@ -151,14 +170,20 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
     return losses
 
 
-def split_by_piece(keep: Tensor, pieces: list[Piece]) -> list[tuple[Piece, Tensor | None]]:
-    """Return the pieces that hold kept samples, each with its own, counted from the piece's start."""
+def split_by_piece(keep: Tensor, pieces: list[Piece], least: int = 1) -> list[tuple[Piece, Tensor | None]]:
+    """Return the pieces that hold kept samples, each with its own, counted from the piece's start.
+
+    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along.
+    """
     if len(pieces) == 1:
-        return [(pieces[0], keep)]
+        return [(pieces[0], keep)] if len(keep) else []
     shares: list[tuple[Piece, Tensor | None]] = []
     start = 0
     for piece in pieces:
         inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
+        if 0 < len(inside) < least <= piece.count(None):
+            first = min(int(inside[0]), piece.count(None) - least)
+            inside = torch.arange(first, first + least, device=keep.device)
         if len(inside):
             shares.append((piece, inside))
         start += piece.count(None)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 
@@ -19,7 +19,7 @@ class Buffers:
 
     def __init__(self, model: nn.Module) -> None:
         self._saved = [
-            (layer._buffers, name, tensor, None if tensor is None or is_lazy(tensor) else tensor.detach().clone())
+            (layer._buffers, name, tensor, _copy(tensor), _place(tensor))
             for layer in _layers(model)
             for name, tensor in layer._buffers.items()
         ]
@@ -27,10 +27,31 @@ class Buffers:
     def put_back(self) -> None:
         """Give every buffer the tensor and the values that it had."""
         with torch.no_grad():
-            for owner, name, tensor, value in self._saved:
+            for owner, name, tensor, value, place in self._saved:
                 owner[name] = tensor
                 if tensor is not None and value is not None:
-                    tensor.copy_(value)
+                    if _place(tensor) == place:
+                        tensor.copy_(value)
+                    else:  # its .data was set, perhaps to the caller's own batch: nothing is written there
+                        tensor.data = value
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    """Return a copy; None for what no pass can write in place: nothing, not built yet, or expanded."""
+    if tensor is None or is_lazy(tensor):
+        return None
+    if tensor.layout == torch.strided and any(
+        n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)
+    ):
+        return None
+    return tensor.detach().clone()
+
+
+def _place(tensor: Tensor | None) -> tuple[int, torch.Size] | None:
+    """Return where the values lie."""
+    if tensor is None or is_lazy(tensor) or tensor.layout != torch.strided:
+        return None
+    return tensor.data_ptr(), tensor.shape
 
 
 @contextmanager

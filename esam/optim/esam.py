@@ -126,4 +126,4 @@ class ESAM(SharpnessAware):
 
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
-        self._norms = {n: norm for n, norm in memory["norms"].items() if norm >= 0}
+        self._norms = {n: norm for n, norm in memory.get("norms", {}).items() if norm >= 0}

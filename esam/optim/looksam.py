@@ -55,13 +55,15 @@ class LookSAM(SharpnessAware):
         """
         if self.k == 1:
             return
-        found = {n: p.grad for n, p in enumerate(self._parameters()) if p.grad is not None and not p.grad.is_sparse}
+        gradients = {n: p.grad for n, p in enumerate(self._parameters()) if p.grad is not None}
+        found = {n: g for n, g in gradients.items() if not g.is_sparse}
         now = dict(zip(found, self.parallel.local(list(found.values())), strict=True))
         if not math.isfinite(self.parallel.norm(list(now.values()))):
             return  # the base, or its scaler, deals with it; the step does not count
         self._steps += 1
         if first is not None:
-            part = orthogonal_part(now, first, self.parallel)
+            dense = {n: g for n, g in first.items() if n in found or n not in gradients}
+            part = orthogonal_part(now, dense, self.parallel)
             self._reused = self._reused if part is None else added({}, part, 1 / scale)
         elif self._reused is not None:
             add_to_length(now, self._reused, self.alpha, self.parallel)
@@ -72,4 +74,4 @@ class LookSAM(SharpnessAware):
 
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
-        self._steps, self._reused = memory["steps"], memory["reused"] if memory["known"] else None
+        self._steps, self._reused = memory.get("steps", 0), memory["reused"] if memory.get("known") else None

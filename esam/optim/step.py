@@ -14,8 +14,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from .ascent import Eps, l2_ascent
-from .batch import Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece
-from .buffers import Buffers, kept_buffers
+from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece, without_graph
+from .buffers import Buffers, has_batch_statistics, kept_buffers
 from .checks import checked_count, checked_number
 from .combine import added
 from .graph import graph_of
@@ -121,11 +121,11 @@ class SharpnessAware(Wrapper):
 
         Clip it, unscale it, and call ``step()`` without a closure.
         """
-        step, scaler = self._step, _enabled(scaler)
+        step = self._step
         if step is None or step.ready:
             raise ValueError("gradient() has nothing to work on; call accumulate(closure) for each micro-batch first")
         with self._phase():
-            first = None
+            first, scaler = None, _enabled(scaler)
             if step.perturbs:
                 self._close(step, scaler, last=True)
                 if self.whole_gradient:
@@ -135,7 +135,7 @@ class SharpnessAware(Wrapper):
             with torch.no_grad():
                 self.combine(first, 1.0 if scaler is None else scaler.get_scale())
             self.parallel.share_buffers()
-        step.ready = True
+            step.ready = True
         return step.mean_loss()
 
     @final
@@ -157,39 +157,59 @@ class SharpnessAware(Wrapper):
         There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
         """
         loss: Tensor | None = None
+        closures: list[Closure] = []
+        sizes: list[int | None] = []
         scaler = _enabled(scaler)
         if closure is not None:
             closures = checked_closures(closure)
             sizes = checked_sizes(batch_size, len(closures))
             self._step = None
-            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
-                self._accumulate(one, size, scaler, last=number == len(closures))
-            loss = self.gradient(scaler)
         # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
         elif (self._step is None or not self._step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
             raise ValueError(
                 "step() without a closure takes the gradient that gradient() left, and there is none; call "
                 "accumulate(closure) and gradient() first, or pass step a closure"
             )
-        self._step = None
-        if scaler is None:
-            self.base.step()
-        else:
-            scaler.unscale_(self.base)  # before the base's hooks, which clip
-            scaler.step(self.base)
+        with self._undone_on_error():
+            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
+                self._accumulate(one, size, scaler, last=self.parallel.replicated and number == len(closures))
+            if closures:
+                loss = self.gradient(scaler)
+            self._move(scaler)
         return loss
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in hooks, and they are the base's
 
     # The flow -------------------------------------------------------------------------------------------------------
 
+    def _move(self, scaler: GradScaler | None) -> None:
+        """Let the base step. Once it begins, the step counts: an error then takes nothing back."""
+
+        def begin(*_: Any) -> None:
+            self._step = None
+
+        handle = self.base.register_step_pre_hook(begin)  # the last of them
+        try:
+            if scaler is None:
+                self.base.step()
+            else:
+                scaler.unscale_(self.base)  # before the base's hooks, which clip
+                scaler.step(self.base)
+        finally:
+            handle.remove()
+        self._step = None
+
     @contextmanager
     def _phase(self) -> Iterator[None]:
         """Compute gradients inside this block; an error takes the whole step back."""
-        torch.clear_autocast_cache()
+        self.parallel.moved()  # for all we know
+        with self._undone_on_error(), torch.enable_grad():
+            yield
+
+    @contextmanager
+    def _undone_on_error(self) -> Iterator[None]:
         try:
-            with torch.enable_grad():
-                yield
+            yield
         except BaseException:
             step, self._step = self._step, None
             if step is not None:
@@ -198,9 +218,11 @@ class SharpnessAware(Wrapper):
                 step.buffers.put_back()
                 self.generator.set_state(step.generator)
                 self.load_memory(step.memory)
+            self.parallel.broken_off()
             raise
 
     def _begin(self) -> Step:
+        self._step = None  # one that nobody stepped by is over: an error from here on does not take it back
         parameters = self._parameters()
         for p in parameters:
             p.grad = None
@@ -248,7 +270,7 @@ class SharpnessAware(Wrapper):
                 size = whole.measured_size()
         if parted:
             part = self.part(size, step.samples or self.generator)
-            rest = torch.ones(size, dtype=torch.bool).index_fill(0, part, False).nonzero().flatten()
+            rest = torch.ones(size, dtype=torch.bool, device=part.device).index_fill(0, part, False).nonzero().flatten()
             yield replace(whole, size=len(part), samples=part), True
             if self.runs_rest and len(rest):
                 yield replace(whole, size=len(rest), samples=rest), False
@@ -259,7 +281,11 @@ class SharpnessAware(Wrapper):
                 self._close(step, scaler, last=False)
             stop = min(size, start + m - step.group.size)
             yield (
-                replace(whole, size=stop - start, samples=torch.arange(start, stop) if stop - start < size else None),
+                replace(
+                    whole,
+                    size=stop - start,
+                    samples=torch.arange(start, stop, device="cpu") if stop - start < size else None,
+                ),
                 False,
             )
             start = stop
@@ -299,13 +325,17 @@ class SharpnessAware(Wrapper):
         with self.parallel.unsynchronised(), nullcontext() if watch is None else watch.watching():
             losses = piece.first_losses()
             inputs: list[Any] = list(wanted.weights)
-            if wanted.left_out and not self.parallel.sharded:
+            if wanted.left_out and self.parallel.sharded:  # the whole backward runs, and tells what it reached
+                inputs += [step.parameters[n] for n in wanted.left_out]
+            elif wanted.left_out:
                 graph = graph_of(losses)
                 group.leaves |= graph.leaves
                 inputs += graph.inputs_to_add(wanted.weights)
             if watch is not None:
                 inputs.append(watch.take_output(len(losses)))
             found = self.parallel.gradients(_scaled(mean_of(losses), scaler), inputs)
+        if self.parallel.sharded:
+            group.leaves |= {id(tensor) for tensor, g in zip(inputs, found, strict=True) if g is not None}
         if watch is not None:
             watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
         pairs = zip(wanted.index, found, strict=False)
@@ -330,7 +360,8 @@ class SharpnessAware(Wrapper):
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
-                step.parameters[n].grad = parallel.whole(remainder * scale, step.parameters[n])
+                step.parameters[n].grad = torch.empty_like(step.parameters[n])
+                torch.mul(remainder, scale, out=parallel.local([step.parameters[n].grad])[0])
         source = part if group.part.samples else gradients
         reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
         del gradients, part, source
@@ -362,9 +393,12 @@ class SharpnessAware(Wrapper):
         drawn, leaves = step.drawn, step.group.leaves
         reached = drawn.only([i for i, n in enumerate(drawn.index) if n in source])
         # a tensor that took no part in the first pass counts as zero, drawn or not
-        out = tuple(n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves)
-        reached = replace(reached, left_out=out)
-        return reached, self.ascent(reached, [source[n] for n in reached.index])
+        out = {n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves}
+        if drawn.left_out and not self.parallel.own_eps:
+            out = self.parallel.union(out, len(step.parameters))
+        reached = replace(reached, left_out=tuple(n for n in drawn.left_out if n in out))
+        with torch.no_grad():
+            return reached, self.ascent(reached, [source[n] for n in reached.index])
 
     def _selected(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
         """Return the pieces of the second pass, each with the samples to keep of it."""
@@ -380,17 +414,23 @@ class SharpnessAware(Wrapper):
         group, pieces = step.group, [step.group.pieces[i] for i in numbers]
 
         def perturbed_losses() -> Tensor:
-            with torch.no_grad():
+            with without_graph():
                 again = torch.cat([piece.losses_again() for piece in pieces])
             torch.clear_autocast_cache()  # it would hand the second pass weights without a graph
-            return again
+            return sign * again
 
         head = None if group.watch is None else group.watch.head(numbers)
         apart = [group.apart[i] for i in numbers for _ in range(group.pieces[i].count(None))]
         losses = torch.cat([piece.losses for piece in pieces])
-        part = torch.tensor(apart).nonzero().flatten()
-        keep = self.select(Candidates(losses, perturbed_losses, step.samples or self.generator, head, part))
-        return [(piece, None) for piece in pieces] if keep is None else split_by_piece(keep, pieces)
+        # what is descended: minus the losses where the base maximises them
+        sign = -1 if all(g.get("maximize") for g in self.param_groups) else 1
+        part = torch.tensor(apart, device="cpu").nonzero().flatten()
+        keep = self.select(Candidates(sign * losses, perturbed_losses, step.samples or self.generator, head, part))
+        if keep is None:
+            return [(piece, None) for piece in pieces]
+        if not all(piece.counted for piece in pieces):
+            raise ValueError(UNCOUNTED)
+        return split_by_piece(keep, pieces, least=2 if len(pieces) > 1 and has_batch_statistics(self.model) else 1)
 
     def _second_pass(
         self, keeps: list[tuple[Piece, Tensor | None]], share: float, scaler: GradScaler | None, *, last: bool

@@ -58,6 +58,7 @@ class Wrapper(Optimizer, ABC):
         self.model = model
         self._parallel: Alone | None = None
         self._shared = False
+        self._step: Any = None
         # initial_seed() follows torch.manual_seed, and draws nothing from the global stream
         self.generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
         super().__setstate__({})  # torch's hook tables, without the copy of the groups that its __init__ makes
@@ -70,7 +71,7 @@ class Wrapper(Optimizer, ABC):
         return {}
 
     def load_memory(self, memory: dict[str, Any]) -> None:
-        """Take back what ``memory`` returned."""
+        """Take back what ``memory`` returned; nothing: begin anew."""
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
@@ -104,7 +105,8 @@ class Wrapper(Optimizer, ABC):
         """Return everything that a resumed run needs: the base's state, the generator and the method's memory.
 
         Ours stands among the base's: what belongs to a parameter in its state, the rest in the first group. So it goes
-        wherever the base's goes, through ``torch.distributed.checkpoint`` too.
+        wherever the base's goes, through ``torch.distributed.checkpoint`` too; but not back from its flattened form,
+        which asks the base's own state for the names to read.
         """
         saved = self.base.state_dict()
         groups = [dict(group) for group in saved["param_groups"]]
@@ -128,12 +130,13 @@ class Wrapper(Optimizer, ABC):
                 f"this state was saved by {savers[0]}, not {type(self).__name__}; to keep only the base's part of it, "
                 "save optimizer.base.state_dict()"
             )
+        self._step = None
         settings = [{key: group[key] for key in _OWN_KEYS if key in group} for group in self.base.param_groups]
         self.base.load_state_dict({**state_dict, "state": state, "param_groups": list(groups.values())})
         if not savers:  # a state of the base alone knows nothing of the groups' own radii
             for group, kept in zip(self.base.param_groups, settings, strict=True):
                 group.update({**kept, **group})
-            return
+            return self.load_memory({})
         self.generator.set_state(memory.pop(savers[0]).cpu())
         self._shared = False
         parameters = self._parameters()
@@ -146,8 +149,11 @@ class Wrapper(Optimizer, ABC):
     def _saved(self, value: Any, kind: str, parameter: Tensor) -> Tensor:
         """Return what a parameter's state holds; what is missing is there too, so that every state looks alike."""
         if kind == "number":
-            return torch.tensor(-1.0 if value is None else value, dtype=torch.float64)
-        return torch.zeros_like(parameter) if value is None else self.parallel.whole(value, parameter)
+            return torch.tensor(-1.0 if value is None else value, dtype=torch.float64, device="cpu")
+        tensor = torch.zeros_like(parameter)
+        if value is not None:
+            self.parallel.local([tensor])[0].copy_(value)
+        return tensor
 
     def __getstate__(self) -> dict[str, Any]:
         # a scheduler's wrapper around step, and hooks, stay behind, as they do for torch's own optimizers

@@ -164,7 +164,9 @@ def _train_epoch(
             with autocast(device, precision):
                 return loss(model(x if whole else x[keep]), targets)
 
-        losses.append(optimizer.step(closure, scaler=scaler, batch_size=len(y)))
+        at_theta = optimizer.step(closure, scaler=scaler, batch_size=len(y))
+        assert at_theta is not None, "a step with a closure returns its loss"
+        losses.append(at_theta)
         if scaler is not None:
             scaler.update()
         sizes.append(len(y))

@@ -9,11 +9,11 @@ from collections.abc import Iterable
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Give a question with the nearest known name, such as `` Did you mean 'digits'?``, or nothing when none is near.
 
-    Names are compared whole and by their last part, so that ``cifar10`` finds ``uoft-cs/cifar10``.
+    Names are compared whole and by their last part, so that ``cifar10`` finds ``uoft-cs/cifar10``, and in lower case.
     """
-    full_names = {form: full for full in known for form in (last_part(full), full)}
+    full_names = {form.lower(): full for full in known for form in (last_part(full), full)}
     for form in (name, last_part(name)):
-        if near := difflib.get_close_matches(form, full_names, n=1):
+        if near := difflib.get_close_matches(form.lower(), full_names, n=1):
             return f" Did you mean {full_names[near[0]]!r}?"
     return ""
 

@@ -5,8 +5,7 @@ the batches of any epoch, and its ``in_order()`` those for evaluation.
 """
 
 from esam.train.data.batches import Batches
-from esam.train.data.labels import balanced_subset, flip_labels
 from esam.train.data.load import load_data
 from esam.train.data.splits import Data, Split, StreamedSplit
 
-__all__ = ["Batches", "Data", "Split", "StreamedSplit", "balanced_subset", "flip_labels", "load_data"]
+__all__ = ["Batches", "Data", "Split", "StreamedSplit", "load_data"]

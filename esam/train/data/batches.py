@@ -1,17 +1,17 @@
-"""Which batch comes when, and with which draws?"""
+"""Which batches does a run see, in which order, and how do their images get there?"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from esam.train.augment import find_augmentation
-from esam.train.data.normalise import Normalise
-from esam.train.data.seeds import generator_for
+from esam.train.data.draws import generator_for
 from esam.train.data.splits import Split, StreamedSplit
-from esam.train.data.streaming import streamed_images
 
 Batch = tuple[Tensor, Tensor]
 
@@ -37,16 +37,10 @@ class Batches:
         seed: int = 0,
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.channels_last,
-        drop_last: bool = False,
         workers: int = 2,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-        if drop_last and batch_size > len(split):
-            raise ValueError(
-                f"batch_size must be at most {len(split)}, the number of images, got {batch_size}; "
-                "with drop_last=True nothing would be left"
-            )
         if len(mean) != split.shape[0]:
             raise ValueError(f"mean must hold one number for each of the {split.shape[0]} channels, got {mean}")
         if workers < 0:
@@ -59,13 +53,11 @@ class Batches:
         self._seed = seed
         self._device = torch.device(device)
         self._memory_format = memory_format
-        self._drop_last = drop_last
         self._workers = workers
 
     def __len__(self) -> int:
         """Give the number of batches in a training epoch."""
-        whole, rest = divmod(len(self._split), self.batch_size)
-        return whole if self._drop_last or rest == 0 else whole + 1
+        return math.ceil(len(self._split) / self.batch_size)
 
     def order(self, number: int) -> Tensor:
         """Give the order of the images in epoch ``number``: batch b takes ``order[b * batch_size:][:batch_size]``."""
@@ -84,7 +76,7 @@ class Batches:
             yield self._batch(self._normalise(images), rows)
 
     def _augmented(self, number: int, start: int) -> Iterator[Batch]:
-        batches = torch.split(self.order(number), self.batch_size)[start : len(self)]
+        batches = torch.split(self.order(number), self.batch_size)[start:]
         for index, (rows, images) in enumerate(zip(batches, self._images(batches), strict=True), start):
             generator = generator_for("augment", self._seed, number, index)
             yield self._batch(self._augment(images, self._normalise, generator), rows)
@@ -93,7 +85,74 @@ class Batches:
         """Give the uint8 images of each batch of rows, in the order asked for."""
         if isinstance(self._split, Split):
             return (self._split.images_at(rows.to(self._device)) for rows in batches)
-        return streamed_images(self._split, batches, workers=self._workers, device=self._device)
+        return _streamed_images(self._split, batches, workers=self._workers, device=self._device)
 
     def _batch(self, x: Tensor, rows: Tensor) -> Batch:
         return x.contiguous(memory_format=self._memory_format), self._labels[rows.to(self._device)]
+
+
+class Normalise:
+    """Turns images of 0..255 into float32 with ``(x / 255 - mean) / std`` in each channel, channels_last in memory."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...], *, device: torch.device | str = "cpu") -> None:
+        if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
+            raise ValueError(f"std must hold {len(mean)} positive numbers, one for each mean, got {std}")
+        precise_mean, precise_std = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        self._scale = (1 / (255 * precise_std)).to(device, torch.float32)
+        self._shift = (-precise_mean / precise_std).to(device, torch.float32)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Give a new, normalised batch of the same shape."""
+        count, channels, height, width = images.shape
+        # One row of an image at a time: against vectors of width * channels the multiply and the add use the
+        # processor's full width; against vectors of 3 channels they take seventeen times as long.
+        pixels = images.permute(0, 2, 3, 1)
+        pixels = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        rows = pixels.view(count * height, width * channels)
+        rows.mul_(self._scale.repeat(width)).add_(self._shift.repeat(width))
+        return pixels.permute(0, 3, 1, 2)
+
+
+def _streamed_images(
+    split: StreamedSplit, batches: Sequence[Tensor], *, workers: int, device: torch.device
+) -> Iterator[Tensor]:
+    """Give the uint8 images (N, C, H, W) of each batch of positions, decoded ahead of need by worker processes.
+
+    With 0 workers they are decoded here, one batch at a time.
+    """
+    loader = DataLoader(
+        _Pixels(split),
+        batch_sampler=[positions.tolist() for positions in batches],
+        num_workers=workers,
+        collate_fn=_stacked,
+        pin_memory=device.type == "cuda",
+        generator=generator_for("workers"),  # else the loader draws its seed from the global generator
+    )
+    for pixels in loader:
+        if isinstance(pixels, ValueError):
+            raise pixels
+        yield pixels.to(device, non_blocking=True).permute(0, 3, 1, 2)
+
+
+class _Pixels(Dataset[Tensor | ValueError]):
+    """Decoded images, one at a time, as (H, W, C) tensors of uint8.
+
+    A picture that cannot be read comes back as its error: raised inside a worker, it would reach the user wrapped in
+    the worker's own traceback, and leave workers behind that take seconds to end.
+    """
+
+    def __init__(self, split: StreamedSplit) -> None:
+        self._split = split
+
+    def __getitem__(self, position: int) -> Tensor | ValueError:
+        try:
+            return torch.from_numpy(self._split.image_at(position).copy())  # a copy: Pillow's memory is read-only
+        except ValueError as error:
+            return ValueError(str(error))  # without its cause, which may not travel between processes
+
+
+def _stacked(samples: list[Tensor | ValueError]) -> Tensor | ValueError:
+    """Give one batch, or the first error among its images."""
+    images = [sample for sample in samples if isinstance(sample, Tensor)]
+    errors = [sample for sample in samples if isinstance(sample, ValueError)]
+    return errors[0] if errors else torch.stack(images)

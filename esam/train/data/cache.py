@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-import tempfile
 import warnings
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esam.files import write_atomically
 from esam.train.data.splits import Split
 
 FORMAT = 1  # part of every key: raise it when the stored bytes change their meaning
@@ -71,29 +70,16 @@ def write_cache(folder: Path, decoded: Decoded) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in arrays.items():
-            with _whole_file(folder / f"{name}.npy") as file:
-                np.save(file, array, allow_pickle=False)
-        with _whole_file(folder / CONTENTS) as file:
-            file.write(json.dumps(contents).encode())
+            file = io.BytesIO()
+            np.save(file, array, allow_pickle=False)
+            write_atomically(folder / f"{name}.npy", file.getbuffer())
+        write_atomically(folder / CONTENTS, json.dumps(contents).encode())
     except OSError as error:
         warnings.warn(
             f"cannot cache the decoded images in {folder} ({error}), so the next run decodes them again; "
             "point ESAM_CACHE at a folder that can be written",
             stacklevel=3,
         )
-
-
-@contextmanager
-def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes its name only when all is written."""
-    descriptor, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def _read_array(path: Path, check: int) -> NDArray[Any]:

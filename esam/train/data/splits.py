@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esam.train.data.pictures import Decoder, Pictures
@@ -41,10 +43,6 @@ class Split:
         images = self.images.to(device).contiguous(memory_format=torch.channels_last)
         return Split(images, self.labels.to(device))
 
-    def relabelled(self, labels: Tensor) -> Split:
-        """Give the same images under other labels."""
-        return Split(self.images, labels)
-
 
 @dataclass(frozen=True)
 class Listing:
@@ -67,30 +65,35 @@ class Listing:
 class StreamedSplit:
     """Images too many for memory: listed here, decoded when a batch asks for them."""
 
-    listing: Listing
+    pictures: Pictures
+    rows: Tensor
+    labels: Tensor
     decoder: Decoder
 
     def __len__(self) -> int:
         """Give the number of images."""
-        return len(self.listing)
-
-    @property
-    def labels(self) -> Tensor:
-        """Give the labels, int64 ``(N,)``."""
-        return self.listing.labels
+        return len(self.labels)
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Give channels, height and width after decoding."""
         return self.decoder.channels, self.decoder.height, self.decoder.width
 
-    def select(self, rows: Tensor) -> StreamedSplit:
-        """Give the images at these positions, in this order."""
-        return StreamedSplit(self.listing.select(rows), self.decoder)
+    def select(self, chosen: Tensor) -> StreamedSplit:
+        """Give the part of the split at these positions, in this order."""
+        return StreamedSplit(self.pictures, self.rows[chosen], self.labels[chosen], self.decoder)
 
-    def relabelled(self, labels: Tensor) -> StreamedSplit:
-        """Give the same images under other labels."""
-        return StreamedSplit(replace(self.listing, labels=labels), self.decoder)
+    def image_at(self, position: int) -> NDArray[np.uint8]:
+        """Decode one image, as an array (H, W, C)."""
+        return self.decoder(self.pictures, int(self.rows[position]))
+
+    def in_memory(self) -> Split:
+        """Decode every image."""
+        # (N, H, W, C) is how pictures decode and what channels_last means, so the images are never turned around.
+        pixels = np.empty((len(self), self.decoder.height, self.decoder.width, self.decoder.channels), dtype=np.uint8)
+        for position in range(len(self)):
+            pixels[position] = self.image_at(position)
+        return Split(torch.from_numpy(pixels).permute(0, 3, 1, 2), self.labels)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esam.train.data.catalogue import Catalogue, divided, files_identity, whole_listing
-from esam.train.data.names import unknown_data
 from esam.train.data.pictures import TablePictures
+from esam.train.data.sources import TEST_NAMES, Catalogue, divided, files_identity, unknown_data, whole_listing
 from esam.train.data.splits import Listing
 from esam.train.names import did_you_mean
-
-TEST_SPLITS = ("test", "validation", "valid", "val")
 
 
 class Table:
@@ -54,7 +51,7 @@ class Table:
             raise ValueError(
                 f"the training split of {self._location} is empty or has rows without a label; remove them"
             )
-        for name in TEST_SPLITS:
+        for name in TEST_NAMES:
             # On the hub a split 'test' may come without its labels (-1 throughout), as ImageNet's does.
             if name in self._splits and _labelled(test := self._listed(name, image, label)):
                 return Catalogue(train, test, classes, f"{columns}; test images are the split {name!r}")

@@ -1,8 +1,7 @@
 """Which network is trained? The networks of the ESAM paper, and small ones of the same families for a CPU."""
 
-import difflib
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +13,7 @@ from esam.train.models.resnet import bottleneck_resnet, resnet18, thin_resnet
 from esam.train.models.small import cnn, mlp
 from esam.train.models.vit import VisionTransformer
 from esam.train.models.wide_resnet import wide_resnet
+from esam.train.names import did_you_mean
 
 __all__ = ["MODELS", "Model", "build_model", "fastest_memory_format"]
 
@@ -77,7 +77,8 @@ def build_model(name: str, *, classes: int, channels: int = 3, size: int = 32) -
     if name.startswith("timm/"):
         return _build_timm(name.removeprefix("timm/"), classes, channels)
     if name not in MODELS:
-        raise ValueError(f"{_unknown(name, MODELS)} Choose one of {', '.join(MODELS)}, or timm/NAME.")
+        hint = did_you_mean(name, MODELS)
+        raise ValueError(f"there is no model {name!r}.{hint} Choose one of {', '.join(MODELS)}, or timm/NAME.")
     return MODELS[name].build(classes=classes, channels=channels, size=size)
 
 
@@ -96,15 +97,10 @@ def _build_timm(name: str, classes: int, channels: int) -> nn.Module:
     except ImportError as error:
         raise ValueError(f"timm/{name} needs the timm package ({error}); run: pip install timm") from error
     if not timm.is_model(name):
-        raise ValueError(f"{_unknown(name, timm.list_models())} timm.list_models() gives every name timm/NAME takes.")
+        hint = did_you_mean(name, timm.list_models())
+        raise ValueError(f"there is no model 'timm/{name}'.{hint} timm.list_models() gives every name timm/NAME takes.")
     model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels)
     return model
-
-
-def _unknown(name: str, names: Iterable[str]) -> str:
-    nearest = difflib.get_close_matches(name.lower(), names, n=3)
-    hint = f"; did you mean {' or '.join(nearest)}?" if nearest else "."
-    return f"there is no model {name!r}{hint}"
 
 
 def _check_integer(what: str, value: int, smallest: int) -> None:

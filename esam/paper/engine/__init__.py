@@ -1,0 +1,1 @@
+"""How is an item of the paper made: which runs are there, which are missing, what do they cost?"""

@@ -1,0 +1,118 @@
+"""Which models, data and hyper-parameters? The paper's own, from its appendix, and the same experiments for two cores.
+
+Where the paper's text and tables disagree the table counts: weight decay 5e-4 for SGD and 1e-3 for SAM and ESAM (5e-4
+on PyramidNet), batch 128 / 256 / 256. ViT-S/16 takes beta .5; the base optimizer of its row "SGD" is not told, and
+AdamW is taken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from esam.compare.plan import Comparison
+from esam.recipes.cifar import cifar10_small
+from esam.train.config import Config
+
+from .engine.item import with_changes
+from .engine.scale import ExperimentScale, PaperTask, PlaneSize, Probe, SearchGrid, ToyMLPs
+
+CIFARS = {"CIFAR-10": "uoft-cs/cifar10", "CIFAR-100": "uoft-cs/cifar100"}
+IMAGENET = "ILSVRC/imagenet-1k"
+DECAYS = {method: {"weight_decay": 1e-3} for method in ("sam", "esam", "esam-swp", "esam-sds", "esam-random")}
+FOUR = tuple((model, data) for model in ("ResNet-18", "WRN-28-10") for data in CIFARS)
+"""The tasks of the paper's ablation, which are studied and probed too."""
+
+
+def paper_scale() -> ExperimentScale:
+    """The paper's models, data, epochs and hyper-parameters (tables of its appendix A.7)."""
+    cifar = Comparison(Config(epochs=200, augment="basic", lr=0.05, weight_decay=5e-4), settings=DECAYS)
+    large = Comparison(
+        Config(data=IMAGENET, size=224, epochs=90, batch_size=512, augment="inception", lr=0.2, weight_decay=1e-4),
+        seeds=(0,),
+    )
+    wide = {"batch_size": 256, "settings": {"rho": 0.1, "beta": 0.5}}
+    pyramid = {"batch_size": 256, "epochs": 300, "lr": 0.1, "settings": {"rho": 0.2}}
+    m_sharpness = {"gamma": 0.7, "m": 128}
+    vit = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.3, "settings": {**m_sharpness, "beta": 0.5}}
+    comparisons = {
+        **_on_cifars("ResNet-18", with_changes(cifar, model="resnet18")),
+        **_on_cifars("WRN-28-10", with_changes(cifar, model="wrn28-10", **wide)),
+        **_on_cifars(
+            "PyramidNet-110", dataclasses.replace(with_changes(cifar, model="pyramidnet110", **pyramid), settings={})
+        ),
+        ("ResNet-50", "ImageNet"): with_changes(large, model="resnet50", settings=m_sharpness),
+        ("ResNet-101", "ImageNet"): with_changes(large, model="resnet101", settings=m_sharpness),
+        ("ViT-S/16", "ImageNet"): with_changes(large, model="vit-s16", **vit),
+    }
+    return ExperimentScale(
+        name="paper",
+        machine="GPU",
+        comparisons=comparisons,
+        study=FOUR,
+        study_seeds=(0, 1, 2),
+        study_shares=(0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+        probe=Probe(every=1, batches=4, batch_size=128),
+        landscape=("ResNet-50", "ImageNet"),
+        random_plane=PlaneSize(points=100, groups=10, reach=1.0, images=1_000),
+        adversarial_plane=PlaneSize(points=51, groups=3, reach=0.5, images=1_000),
+        hessian_vectors=30,
+        toys=ToyMLPs(width=3_000, draws=10),
+        search=_search(comparisons["ResNet-18", "CIFAR-10"]),
+        timed_rounds=30,
+    )
+
+
+def cpu_scale() -> ExperimentScale:
+    """Small models on a part of the real CIFAR, in one thread; ResNet-18's part is the recipe cifar10-small."""
+    resnet = cifar10_small()
+    large = Comparison(
+        Config(
+            data=CIFARS["CIFAR-100"], train_size=5_000, epochs=4, evaluate_every=4, augment="inception", threads=1,
+            settings={"gamma": 0.7, "m": 32},
+        ),
+        seeds=(0,),
+    )  # fmt: skip
+    vit = {"data": CIFARS["CIFAR-10"], "train_size": 1_000, "batch_size": 64, "augment": "none", "optimizer": "adamw"}
+    vit |= {"lr": 1e-3, "weight_decay": 0.05, "settings": {**large.config.settings, "beta": 0.5}}
+    comparisons = {
+        **_on_cifars("ResNet-18", resnet),
+        **_on_cifars("WRN-28-10", _shorter(resnet, 12, model="wrn10-1", settings={"beta": 0.5})),
+        **_on_cifars("PyramidNet-110", _shorter(resnet, 6, model="pyramidnet8")),
+        ("ResNet-50", "ImageNet"): with_changes(large, model="resnet14"),
+        ("ResNet-101", "ImageNet"): with_changes(large, model="resnet20"),
+        ("ViT-S/16", "ImageNet"): with_changes(large, model="vit-tiny", **vit),
+    }
+    return ExperimentScale(
+        name="cpu",
+        machine="CPU",
+        comparisons=comparisons,
+        study=(("WRN-28-10", "CIFAR-10"),),
+        study_seeds=(0,),
+        study_shares=(0.3, 0.5, 0.7, 0.9),
+        probe=Probe(every=4, batches=4, batch_size=64),
+        landscape=("ResNet-18", "CIFAR-10"),
+        random_plane=PlaneSize(points=21, groups=3, reach=1.0, images=500),
+        adversarial_plane=PlaneSize(points=21, groups=2, reach=0.5, images=500),
+        hessian_vectors=20,
+        toys=ToyMLPs(width=256, draws=45),
+        search=_search(_shorter(resnet, 6)),
+        timed_rounds=20,
+    )
+
+
+SCALES: dict[str, Callable[[], ExperimentScale]] = {"cpu": cpu_scale, "paper": paper_scale}
+
+
+def _search(start: Comparison) -> SearchGrid:
+    """Return the appendix's grid, one seed, judged on held-out training images and not on the test set."""
+    return SearchGrid(dataclasses.replace(with_changes(start, validation=True), seeds=start.seeds[:1]))
+
+
+def _on_cifars(model: str, comparison: Comparison) -> Mapping[PaperTask, Comparison]:
+    return {(model, name): with_changes(comparison, data=data) for name, data in CIFARS.items()}
+
+
+def _shorter(comparison: Comparison, epochs: int, **changes: Any) -> Comparison:
+    return with_changes(comparison, epochs=epochs, evaluate_every=epochs, **changes)
