@@ -216,6 +216,19 @@ def test_a_caller_without_gradients_gets_the_same_step(method):
     assert_equal(p.model.state_dict(), q.model.state_dict())
 
 
+def test_the_size_of_a_batch_that_nobody_told_is_found_by_one_forward_without_a_trace():
+    p, optimizer = start(EVERY_METHOD["sam"], normalised, m=12)
+    q, told = start(EVERY_METHOD["sam"], normalised, m=12)
+    grad_modes = []
+    p.model.register_forward_pre_hook(lambda *_: grad_modes.append(torch.is_grad_enabled()))
+    torch.manual_seed(1)
+    loss = optimizer.step(p.closure)
+    assert grad_modes == [False, True, True]
+    torch.manual_seed(1)
+    assert told.step(q.closure, batch_size=12) == loss
+    assert_equal(p.model.state_dict(), q.model.state_dict())
+
+
 @every_method
 def test_a_parameter_without_a_gradient_is_left_alone(method):
     p, optimizer = start(method)
@@ -295,11 +308,12 @@ def test_micro_batches_equal_the_one_big_batch(method):
         assert (a - b).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("steps", [0, 7])
 @every_row
-def test_a_resumed_run_continues_bit_for_bit(method):
+def test_a_resumed_run_continues_bit_for_bit(method, steps):
     base = "adamw"  # its state has numbers and tensors
     p, optimizer = start(method, normalised, base)
-    for _ in range(7):
+    for _ in range(steps):
         optimizer.step(p.closure)
     file = io.BytesIO()
     saved = {"model": p.model.state_dict(), "optimizer": optimizer.state_dict(), "random": torch.get_rng_state()}
@@ -450,6 +464,8 @@ def test_the_bases_groups_and_state_are_left_as_they_are_so_that_it_can_be_wrapp
     base = BASES["sgd"](p.model.parameters())
     keys = set(base.param_groups[0])
     for _ in range(2):
-        method(base, p.model).step(p.closure)
+        optimizer = method(base, p.model)
+        optimizer.step(p.closure)
+        optimizer.state_dict()
         assert set(base.param_groups[0]) == keys
         assert {key for state in base.state.values() for key in state} == {"momentum_buffer"}

@@ -16,6 +16,7 @@ BASE = torch.optim.SGD(MODEL.parameters(), lr=0.1)
     [
         (lambda: ESAM(BASE, MODEL, gamma=1.5), r"gamma must be in \(0, 1\], got 1.5"),
         (lambda: ESAM(BASE, MODEL, gamma=0), r"gamma must be in \(0, 1\], got 0"),
+        (lambda: ESAM(BASE, MODEL, gamma=True), r"gamma must be in \(0, 1\], got True"),
         (lambda: ESAM(BASE, MODEL, beta=-1), r"beta must be in \(0, 1\], got -1"),
         (lambda: ESAM(BASE, MODEL, beta="half"), r"beta must be in \(0, 1\], got 'half'"),
         (lambda: ESAM(BASE, MODEL, norm="l1"), 'norm must be "full" or "selected", got \'l1\''),
@@ -27,6 +28,9 @@ BASE = torch.optim.SGD(MODEL.parameters(), lr=0.1)
         (lambda: SAM(BASE, MODEL, rho=-0.1), "rho must be a finite number >= 0 .* got -0.1"),
         (lambda: SAM(BASE, MODEL, rho=float("nan")), "rho must be a finite number"),
         (lambda: SAM(BASE, MODEL, m=0), "m must be a whole number of samples >= 1, got 0"),
+        (lambda: SAM(BASE, MODEL, rho=True), "rho must be a finite number >= 0 .* got True"),
+        (lambda: SAM(BASE, MODEL, perturbation="all"), 'perturbation must be "rank" or "global", got \'all\''),
+        (lambda: SAM(BASE, MODEL, m=True), "m must be a whole number of samples >= 1, got True"),
         (lambda: SAM(BASE, MODEL, m=1.5), "m must be a whole number"),
         (lambda: ASAM(BASE, MODEL, eta=-1), "eta must be a finite number >= 0, got -1"),
         (lambda: LookSAM(BASE, MODEL, k=0), "k must be a whole number of steps >= 1, got 0"),

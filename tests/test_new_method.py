@@ -71,3 +71,26 @@ def test_the_report_draws_it_in_its_rows_colour(row):
         "Stretched SAM": row.colour,
         "SAM": METHODS["sam"].colour,
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "units"),
+    [
+        ("base", {}, 3.0),
+        ("base-part", {"gamma": 0.25}, 3 * 0.25),
+        ("sam", {}, 6.0),
+        ("looksam", {"k": 4}, 3 + 3 / 4),
+        ("esam", {"beta": 0.4, "gamma": 0.25}, 1 + (1 + 0.4) + 1 + 3 * 0.25),
+        ("esam-swp", {}, 1 + (1 + 0.6) + 3),  # nothing to rank
+        ("esam-random", {}, 1 + 2 * 0.6 + 3 * 0.5),  # backward stops early, in both of its parts
+    ],
+)
+def test_a_row_counts_what_its_step_costs(name, given, units):
+    assert METHODS[name].units(given) == pytest.approx(units, abs=1e-12)
+
+
+def test_a_setting_without_effect_is_no_part_of_what_counts():
+    assert METHODS["esam-swp"].effective({"ranking": "random"}) == METHODS["esam-swp"].effective()
+    assert METHODS["esam-sds"].effective({"norm": "selected"}) == METHODS["esam-sds"].effective()
+    assert METHODS["esam"].effective({"norm": "selected"}) != METHODS["esam"].effective()
+    assert "seed" not in METHODS["esam"].options()

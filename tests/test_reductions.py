@@ -88,3 +88,16 @@ def test_the_methods_do_differ_from_one_another():
 
 def test_the_base_on_all_of_the_batch_is_the_base():
     assert_same(trained(lambda b, m: BasePart(b, m, gamma=1.0)), trained(plain))
+
+
+def test_the_base_on_a_part_steps_by_the_gradient_of_that_part_alone():
+    p = problem()
+    optimizer = BasePart(torch.optim.SGD(p.model.parameters(), lr=0.0), p.model, gamma=0.25, seed=0)
+    loss = optimizer.step(p.closure, batch_size=12)
+    (part,) = p.calls
+    assert part.tolist() == sorted(set(part.tolist()))
+    assert len(part) == 3
+    losses = p.closure(part)
+    assert loss == losses.mean()
+    for w, g in zip(p.model.parameters(), torch.autograd.grad(losses.mean(), list(p.model.parameters())), strict=True):
+        torch.testing.assert_close(w.grad, g, rtol=0, atol=1e-14)

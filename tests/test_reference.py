@@ -131,19 +131,47 @@ def test_looksam_reuses_the_orthogonal_part_of_the_whole_gradient(second_too):
     assert (float(w1.grad), float(w2.grad)) == pytest.approx((3 + factor * g_v[0], 12 + factor * g_v[1]), abs=1e-12)
 
 
+def m_sharp_gradient(p):
+    """Return SAM's gradient at rho 0.3 of ten samples, in groups of four."""
+    weights = list(p.model.parameters())
+    total = [torch.zeros_like(w) for w in weights]
+    for group in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
+        part = copy.copy(p)
+        part.x, part.y = p.x[group], p.y[group]
+        for t, g in zip(total, reference.sam(part.closure, weights, 0.3), strict=True):
+            t += g * len(group) / 10
+    return total
+
+
 def test_m_sharpness_perturbs_each_group_by_its_own_gradient():
     p = problem(batch=10)
     q = copy.deepcopy(p)
     SAM(sgd(p.model), p.model, rho=0.3, m=4).step(p.closure)
-    weights = list(q.model.parameters())
-    total = [torch.zeros_like(w) for w in weights]
-    for group in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
-        part = copy.copy(q)
-        part.x, part.y = q.x[group], q.y[group]
-        for t, g in zip(total, reference.sam(part.closure, weights, 0.3), strict=True):
-            t += g * len(group) / 10
-    for w, t in zip(weights, total, strict=True):
+    for w, t in zip(q.model.parameters(), m_sharp_gradient(q), strict=True):
         w.grad = t
     sgd(q.model).step()
     for a, b in zip(p.weights, q.weights, strict=True):
         assert (a - b).abs().max() < 1e-13
+
+
+def test_looksam_with_groups_of_m_reuses_what_is_orthogonal_to_the_gradient_of_the_whole_batch():
+    p = problem(batch=10)
+    g_s = torch.cat([t.flatten() for t in m_sharp_gradient(p)])
+    g = torch.cat([t.flatten() for t in reference.gradient(p.closure, list(p.model.parameters()))])
+    g_v = g_s - (g_s @ g) / (g @ g) * g
+    optimizer = LookSAM(torch.optim.SGD(p.model.parameters(), lr=0.0), p.model, rho=0.3, k=2, alpha=0.7, m=4)
+    for expected in (g_s, g + 0.7 * g.norm() / g_v.norm() * g_v):
+        optimizer.step(p.closure)
+        found = torch.cat([w.grad.flatten() for w in p.model.parameters()])
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_looksam_perturbs_until_it_has_something_to_reuse():
+    p = problem()
+    optimizer = LookSAM(sgd(p.model), p.model, k=5)
+    optimizer.step(lambda keep: p.closure(keep) * 0.0)  # no gradient, so no part of one
+    p.calls.clear()
+    optimizer.step(p.closure)
+    assert len(p.calls) == 2
+    optimizer.step(p.closure)
+    assert len(p.calls) == 3

@@ -163,6 +163,7 @@ def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer():
     optimizer.step(p.closure)
     assert torch.allclose(seen[0], rises, rtol=1e-9)
     assert len(p.calls) == 2  # no pass of its own
+    assert not any(layer._forward_hooks for layer in p.model.modules())
 
 
 def test_a_ranking_by_the_last_layer_reads_all_micro_batches():

@@ -390,7 +390,9 @@ class SharpnessAware(Wrapper):
         if not last:
             return step.group.size / step.closed[0].size
         whole = step.group.size + sum(group.size for group in step.closed)
-        self._scale_gradients(step, step.closed[0].size / whole)
+        factor = step.closed[0].size / whole
+        self._scale_gradients(step, factor)
+        step.first = added({}, step.first, factor)
         return step.group.size / whole
 
     def _eps(self, step: Step, source: Gradients) -> tuple[Targets, Eps]:

@@ -83,7 +83,7 @@ class Step:
     closed: list[Group] = field(default_factory=list)
     """Groups whose second pass is done; ``.grad`` holds the sum, in units of the first one's size."""
     first: Gradients = field(default_factory=dict)
-    """The whole first gradient, up to a factor."""
+    """The whole first gradient, in the same units."""
     synchronised: bool = False
     """Whether the ranks have exchanged what ``.grad`` holds."""
     ready: bool = False
