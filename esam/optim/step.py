@@ -287,14 +287,8 @@ class SharpnessAware(Wrapper):
             if step.group.size == m:  # closed when the next one starts: the last is left to gradient()
                 self._close(step, scaler, last=False)
             stop = min(size, start + m - step.group.size)
-            yield (
-                replace(
-                    whole,
-                    size=stop - start,
-                    samples=torch.arange(start, stop, device="cpu") if stop - start < size else None,
-                ),
-                False,
-            )
+            samples = torch.arange(start, stop, device="cpu") if stop - start < size else None
+            yield replace(whole, size=stop - start, samples=samples), False
             start = stop
 
     def _plain_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, last: bool) -> Tensor:
