@@ -100,6 +100,13 @@ def toy() -> str:
     return str(toy_mlp.markdown(record("toy_mlp.json")))
 
 
+def wrapper() -> str:
+    """Return what a step costs where it is hardly more than calls."""
+    found = record("wrapper_cost.json")
+    rows = [(name, f"{time:.0f}", f"{found['ratio'][name]:.2f}") for name, time in found["microseconds"].items()]
+    return as_markdown(Sheet("", ("step by", "microseconds", "of SAM by hand"), tuple(rows)))
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "methods": methods,
@@ -107,6 +114,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "steps-resnet18": lambda: as_markdown(steps_sheet(record("speed/resnet18.json"))),
     "steps-vit-tiny": lambda: as_markdown(steps_sheet(record("speed/vit-tiny.json"))),
     "toy": toy,
+    "wrapper": wrapper,
     "demo": lambda: results("demo", 0.3),
     "cifar10": lambda: results("cifar10/runs", CLEAN),
     "cifar10-noisy": lambda: results("cifar10/runs", NOISY),

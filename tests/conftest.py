@@ -1,5 +1,6 @@
 """What every test shares: one thread (steady, and fair to neighbours) and a small problem of each kind."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import nn
 
 from esam import METHODS
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("ESAM_TEST_THREADS", "1")))
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))  # they are tested too
 
 
