@@ -88,8 +88,8 @@ def select(
     minus = (~kept).nonzero().flatten()
     if not len(minus):
         raise ValueError(f"no sample of {objective.count} is left for B- at gamma = {gamma}; choose a smaller gamma")
-    lots = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
-    return Selection(losses.cpu(), perturbed.cpu(), plus, minus, lots[: len(plus)].sort().values, eps)
+    draws = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
+    return Selection(losses.cpu(), perturbed.cpu(), plus, minus, draws[: len(plus)].sort().values, eps)
 
 
 def gradient_cosines(objective: ModelObjective, parameters: Parameters, selection: Selection) -> dict[str, float]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """One run. Killed or interrupted, the same command goes on where it was."""
+    """One run. Killed or interrupted, the same command resumes."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
     out: Path = Path("runs/train")

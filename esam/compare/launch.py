@@ -16,7 +16,7 @@ LOG_NAME = "log.txt"
 
 
 class Launcher:
-    """Runs what is not finished yet, ``jobs`` at a time; interrupted, the next launch goes on where it was.
+    """Runs what is not finished yet, ``jobs`` at a time; interrupted, the next launch resumes.
 
     Each run has a process of its own, so that its peak memory is its own, and a crash takes no other run along.
     """

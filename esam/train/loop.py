@@ -69,7 +69,7 @@ def fit(
         evaluate_every: How often to evaluate, in epochs.
         precision: float32, bf16 (autocast) or fp16 (autocast and a ``GradScaler``).
         checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit:
-            torch's random numbers and a DataLoader's own generator go on where they were.
+            torch's random numbers and a DataLoader's own generator continue.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
     """
     if epochs < 0 or (budget is not None and budget <= 0):

@@ -64,7 +64,7 @@ def run(
     watch: Callable[[dict[str, Any]], None] | None = None,
     observe: Observe | None = None,
 ) -> RunRecord:
-    """Run a configuration in a folder, or go on where it was interrupted; a finished run is returned as it is.
+    """Run a configuration in a folder, or resume it; a finished run is returned as it is.
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
     ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
