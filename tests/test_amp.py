@@ -10,6 +10,7 @@ from conftest import EVERY_METHOD, mlp, problem
 from torch import nn
 
 from esam import ESAM, SAM, LookSAM
+from esam.optim.ascent import tensor_norms, whole_norm
 
 every_method = pytest.mark.parametrize("name", EVERY_METHOD)
 
@@ -333,6 +334,15 @@ def test_a_warning_made_an_error_still_gives_the_weights_back():
         optimizer.step(closure)
     assert torch.equal(before, optimizer.param_groups[0]["params"][0])
     optimizer.step(closure)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_norms_of_half_precision_neither_overflow_nor_keep_its_few_bits(dtype):
+    """Ten thousand times 3,000: the norm, 300,000, is beyond fp16 and between two numbers of bf16."""
+    tensors = [torch.full((100, 100), 3000.0, dtype=dtype)]
+    exact = 100 * float(tensors[0][0, 0])
+    assert tensor_norms(tensors) == pytest.approx([exact], rel=1e-5)
+    assert whole_norm([*tensors, *tensors]) == pytest.approx(2**0.5 * exact, rel=1e-5)
 
 
 @every_method

@@ -148,7 +148,8 @@ def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
     assert calls[-1][1].tolist() == [1, 2, 3]
 
 
-def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer():
+@pytest.mark.parametrize("scale", [None, 2.0**10])
+def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer(scale):
     p, optimizer = start(gamma=0.25, ranking="aligned")
     last = [p.model[4].weight, p.model[4].bias]
     gradients = [
@@ -160,7 +161,7 @@ def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer():
     seen = []
     rank = optimizer.ranking
     optimizer.ranking = lambda batch: seen.append(rank(batch)) or seen[-1]
-    optimizer.step(p.closure)
+    optimizer.step(p.closure, scaler=None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale))
     assert torch.allclose(seen[0], rises, rtol=1e-9)
     assert len(p.calls) == 2  # no pass of its own
     assert not any(layer._forward_hooks for layer in p.model.modules())
