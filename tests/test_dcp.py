@@ -32,7 +32,7 @@ from two_ranks import (
 
 from esam import ESAM, METHODS, LookSAM
 
-pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
+pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
 
 BEFORE, AFTER = range(3), range(3, 6)
 ROWS = {

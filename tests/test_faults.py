@@ -18,6 +18,8 @@ from torch import nn
 import esam.optim
 from esam import METHODS
 
+pytestmark = pytest.mark.slow
+
 ROWS = {
     **{name: (name, {}) for name in METHODS},
     "looksam": ("looksam", {"k": 2}),  # so that both kinds of its steps come up

@@ -25,6 +25,8 @@ from esam.report.sheets import as_text
 from esam.train.checkpoint import Checkpoint
 from esam.train.runs import configured_data, prepared_model, run
 
+pytestmark = pytest.mark.slow
+
 FOURTEEN = {
     "table1", "table2", "table3", "vit", "figure1", "parameter-study", "landscapes", "adversarial-landscapes",
     "four-losses", "cosines", "linearity", "swp-savings", "grid-search", "sds-illustration",

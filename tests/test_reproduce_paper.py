@@ -16,6 +16,8 @@ from esam.paper.scales import SCALES
 from esam.train.models import build_model
 from esam.train.runs import build_optimizer
 
+pytestmark = pytest.mark.slow
+
 PAPER = SCALES["paper"]()
 
 

@@ -38,7 +38,7 @@ from two_ranks import (
 
 from esam import METHODS, SAM
 
-pytestmark = needs_gloo
+pytestmark = [needs_gloo, pytest.mark.slow]
 
 STEPS = range(3)
 RHO = 0.2
