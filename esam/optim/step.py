@@ -378,11 +378,9 @@ class SharpnessAware(Wrapper):
             step.group = Group()
 
     def _share(self, step: Step, *, last: bool) -> float:
-        """Return a group's weight: in units of the first group's size; of all samples, once their number is known."""
-        if not step.closed:
+        """Return a group's weight: in units of m samples; of all samples, once their number is known."""
+        if not step.closed or not last:
             return 1.0
-        if not last:
-            return step.group.size / step.closed[0].size
         whole = step.group.size + sum(group.size for group in step.closed)
         factor = step.closed[0].size / whole
         self._scale_gradients(step, factor)
