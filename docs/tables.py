@@ -48,7 +48,7 @@ def results(folder: str, noise: float) -> str:
 
 def headline() -> str:
     """Return the README's table: accuracy on two tasks, and what a step takes on two models."""
-    clean, noisy = ({m.method: m for m in summaries("cifar10/runs", noise)} for noise in (CLEAN, NOISY))
+    clean, noisy = ({m.group.method: m for m in summaries("cifar10/runs", noise)} for noise in (CLEAN, NOISY))
     times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
 
     def accuracy(found: dict[str, Any], name: str) -> str:
