@@ -10,6 +10,7 @@ import shutil
 import pytest
 import torch
 import torch._dynamo
+import torch._inductor.config
 import torch.nn.functional as F
 from conftest import EVERY_METHOD
 from torch import nn
@@ -133,6 +134,7 @@ def test_an_error_in_a_compiled_step_gives_weights_and_statistics_back():
 def test_inductors_code_equals_eager_to_rounding_with_one_graph_for_both_passes():
     """SAM runs both passes alike; a C++ compiler takes seconds a graph, so the network is the smallest that bends."""
     backend = Counting("inductor")
-    compiled = trained("sam", backend, steps=5, build=small_network)
+    with torch._inductor.config.patch({"cpp.simdlen": 1}):  # its vector code does not compile on every processor
+        compiled = trained("sam", backend, steps=5, build=small_network)
     assert_same_training(compiled, trained("sam", steps=5, build=small_network), 1e-12)
     assert backend.graphs == 1
