@@ -78,10 +78,10 @@ def methods() -> str:
     """Return every row of the registry: what it does, what it costs."""
     rows = []
     for name, row in METHODS.items():
-        what = " ".join((row.build.__doc__ or "").split("\n\n")[0].split())
         own = ", ".join(f"{key}={value}" for key, value in row.settings.items())
-        rows.append((f"`{name}`", f"`{row.build.__name__}`", own or "–", what, f"{row.units():.3g}"))
-    return as_markdown(Sheet("", ("name", "class", "its own settings", "what it does", "cost"), tuple(rows)))
+        built = f"`{row.build.__name__}(..., {own})`" if own else f"`{row.build.__name__}`"
+        rows.append((f"`{name}`", built, row.summary, f"{row.units():.3g}"))
+    return as_markdown(Sheet("", ("name", "class", "what a step does", "cost"), tuple(rows)))
 
 
 def claims() -> str:

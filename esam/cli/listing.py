@@ -29,7 +29,8 @@ def methods(arguments: list[str]) -> None:
 
     for name, method in METHODS.items():
         settings = ", ".join(f"{key}={value}" for key, value in method.effective().items() if value is not None)
-        print(f"{name:12} {method.named('SGD'):24} {method.units():4.3g} units  {settings}".rstrip())
+        told = f"{method.named('SGD')}: {method.summary}"
+        print(f"{name:12} {method.units():4.3g} units  {told:78} {settings}".rstrip())
 
 
 def models(arguments: list[str]) -> None:

@@ -26,6 +26,8 @@ class Method:
 
     title: str
     """What people read; ``{base}`` stands for the base optimizer's own name."""
+    summary: str
+    """What a step does, in one sentence."""
     build: type[SharpnessAware]
     colour: str
     """In every chart, as #rrggbb."""
@@ -91,13 +93,36 @@ RECOMMENDED = "sam"
 """The method that we recommend, by the evidence so far: none of the cheaper ones keeps SAM's accuracy everywhere."""
 
 METHODS: dict[str, Method] = {
-    "base": Method("{base}", Base, "#66707d", lambda _: 3.0),
-    "base-part": Method("{base} on a random part", BasePart, "#828cd2", lambda settings: 3 * settings["gamma"]),
-    "sam": Method("SAM", SAM, "#d17a12", lambda _: 6.0),
-    "asam": Method("ASAM", ASAM, "#b0329c", lambda _: 6.0),
-    "looksam": Method("LookSAM", LookSAM, "#0d8f58", lambda settings: 3 + 3 / settings["k"]),
-    "esam": Method("ESAM", ESAM, "#2b87e8", _esam_cost),
-    "esam-swp": Method("ESAM-SWP", ESAM, "#c4273a", _esam_cost, {"gamma": 1.0}),
-    "esam-sds": Method("ESAM-SDS", ESAM, "#5a50dc", _esam_cost, {"beta": 1.0}),
-    "esam-random": Method("ESAM-random", ESAM, "#e4539f", _esam_cost, {"ranking": "random", "mask": "suffix"}),
+    "base": Method("{base}", "The base optimizer alone.", Base, "#66707d", lambda _: 3.0),
+    "base-part": Method(
+        "{base} on a random part",
+        "The control: the base on a random share gamma of each batch.",
+        BasePart,
+        "#828cd2",
+        lambda settings: 3 * settings["gamma"],
+    ),
+    "sam": Method("SAM", "The gradient at theta + rho g / ‖g‖.", SAM, "#d17a12", lambda _: 6.0),
+    "asam": Method("ASAM", "A neighbourhood that scales with the weights.", ASAM, "#b0329c", lambda _: 6.0),
+    "looksam": Method(
+        "LookSAM",
+        "SAM every k-th step; in between, what it taught is added.",
+        LookSAM,
+        "#0d8f58",
+        lambda settings: 3 + 3 / settings["k"],
+    ),
+    "esam": Method("ESAM", "The paper's Algorithm 1: SWP and SDS.", ESAM, "#2b87e8", _esam_cost),
+    "esam-swp": Method(
+        "ESAM-SWP", "SWP alone: a share beta of the tensors is perturbed.", ESAM, "#c4273a", _esam_cost, {"gamma": 1.0}
+    ),
+    "esam-sds": Method(
+        "ESAM-SDS", "SDS alone: the samples whose loss rises most train.", ESAM, "#5a50dc", _esam_cost, {"beta": 1.0}
+    ),
+    "esam-random": Method(
+        "ESAM-random",
+        "A random half trains; tensors are drawn from a random depth on.",
+        ESAM,
+        "#e4539f",
+        _esam_cost,
+        {"ranking": "random", "mask": "suffix"},
+    ),
 }
