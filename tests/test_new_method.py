@@ -38,7 +38,9 @@ def test_it_is_built_by_its_row_and_takes_its_step():
 def test_the_command_line_lists_it_with_its_cost_and_offers_its_own_setting(capsys):
     assert main(["methods"]) == 0
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("toy "))
-    assert " ".join(line.split()) == "toy 6.02 units Stretched SAM: Twice as far. rho=0.05, stretch=2.0, perturbation=rank"
+    assert (
+        " ".join(line.split()) == "toy 6.02 units Stretched SAM: Twice as far. rho=0.05, stretch=2.0, perturbation=rank"
+    )
     for command in (["train"], ["compare"]):
         with pytest.raises(SystemExit) as ended:
             main([*command, "--help"])
