@@ -34,9 +34,10 @@ class MeanGradient:
         self._total = added(self._total, gradients, samples / self._first)
         self.samples += samples
 
-    def mean(self, scale: float) -> Gradients:
-        """Return the gradient of the mean over all of them, unscaled."""
-        return added({}, self._total, self._first / self.samples / scale) if self.samples else {}
+    def take(self, scale: float) -> Gradients:
+        """Return the gradient of the mean over all of them, unscaled, and let go of it: the second pass needs room."""
+        total, self._total = self._total, {}
+        return added({}, total, self._first / self.samples / scale) if self.samples else {}
 
 
 def orthogonal_part(gradient: Gradients, direction: Gradients, parallel: Alone) -> Gradients | None:

@@ -351,7 +351,7 @@ class SharpnessAware(Wrapper):
         """Perturb by what a group's first pass found, and add the gradient of its second pass to ``.grad``."""
         group, parallel = step.group, self.parallel
         scale = 1.0 if scaler is None else scaler.get_scale()
-        gradients, part = group.batch.mean(scale), group.part.mean(scale)
+        gradients, part = group.batch.take(scale), group.part.take(scale)
         if not gradients and not step.drawn.left_out:
             raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
         share = self._share(step, last=last)
