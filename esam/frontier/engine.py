@@ -49,8 +49,10 @@ class Engine:
         while len(self._workers) < min(self._jobs, total):
             self._workers.append(_started())
         while todo or any(worker.run for worker in self._workers):
-            for worker in self._workers:
+            for place, worker in enumerate(self._workers):
                 if worker.run is None and todo:
+                    if not worker.process.is_alive():
+                        self._workers[place] = worker = _started()
                     worker.run = todo.popleft()
                     worker.pipe.send((worker.run.config.as_json(), worker.run.folder))
             for pipe in wait([worker.pipe for worker in self._workers if worker.run]):

@@ -23,7 +23,7 @@ _SGD = Config(
     data="esam.frontier.tasks:cifar10", model="resnet8", method="base", batch_size=64, threads=1, device="cpu"
 )
 _ADAMW = replace(_SGD, optimizer="adamw", lr=1e-3, weight_decay=0.05)
-_FITS = replace(_SGD, train_size=1_000, epochs=25)
+_FITS = replace(_SGD, train_size=1_000, epochs=20)
 
 REGIMES: dict[str, Regime] = {
     row.name: row
@@ -36,15 +36,15 @@ REGIMES: dict[str, Regime] = {
             "cifar100",
             "CIFAR-100",
             "many classes, few images of each",
-            replace(_SGD, data="esam.frontier.tasks:cifar100", train_size=2_000, epochs=15),
+            replace(_SGD, data="esam.frontier.tasks:cifar100", train_size=2_000, epochs=12),
         ),
         Regime(
             "vit",
             "ViT, AdamW",
             "attention, no BatchNorm",
-            replace(_ADAMW, model="esam.frontier.nets:small_vit", train_size=1_000, epochs=20),
+            replace(_ADAMW, model="esam.frontier.nets:small_vit", train_size=1_000, epochs=16),
         ),
-        Regime("adamw", "ResNet-8, AdamW", "AdamW as base", replace(_ADAMW, train_size=1_000, epochs=25)),
+        Regime("adamw", "ResNet-8, AdamW", "AdamW as base", replace(_ADAMW, train_size=1_000, epochs=20)),
         Regime(
             "text",
             "Text, AdamW",
@@ -55,6 +55,7 @@ REGIMES: dict[str, Regime] = {
                 model="esam.frontier.nets:reader",
                 train_size=1_200,
                 epochs=12,
+                lr=3e-3,
             ),
         ),
         Regime(
@@ -79,7 +80,7 @@ REGIMES: dict[str, Regime] = {
                 data="esam.frontier.tasks:digits",
                 model="cnn",
                 train_size=1_000,
-                epochs=20,
+                epochs=40,
                 label_noise=0.3,
             ),
         ),

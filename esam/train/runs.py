@@ -231,11 +231,12 @@ def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.de
 def _results(
     progress: Progress, last: dict[str, Any], trained: dict[str, float], device: torch.device
 ) -> dict[str, Any]:
+    known = "test_accuracy" in trained  # else the targets are no classes
     return {
-        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best},
+        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best if known else None},
         "test_loss": last.get("test_loss"),
         "train_loss": trained["test_loss"],
-        "train_accuracy": trained["test_accuracy"],
+        "train_accuracy": trained.get("test_accuracy"),
         "images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "seconds": progress.seconds,
         "cpu_seconds": progress.cpu_seconds,
