@@ -160,7 +160,7 @@ def test_every_regime_and_entrant_makes_configurations_that_the_registry_takes()
 def test_an_entrants_length_and_the_search_set_the_epochs():
     fits = REGIMES["fits"]
     assert final(fits, ENTRANTS["base-long"], Point(), 0).epochs == 2 * fits.config.epochs
-    assert trial(fits, ENTRANTS["base"], Point()).epochs == 13
+    assert trial(fits, ENTRANTS["base"], Point()).epochs == fits.config.epochs / 2
     assert ENTRANTS["base-long"].units() == 2
     assert ENTRANTS["sam"].units() == 2
     assert ENTRANTS["sam-short"].units() == 1

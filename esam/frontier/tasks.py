@@ -1,4 +1,4 @@
-"""Which data do the regimes train on? Small enough for one core: images of 16 x 16, windows of 24 words, digits."""
+"""Which data do the regimes train on? Small enough for one core: images of 16 x 16, windows of 16 words, digits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from esam.train.data.draws import balanced_subset
 from esam.train.data.splits import Split, StreamedSplit
 
 TRAIN_POOL, TEST_IMAGES = 20_000, 4_000
-WORDS, VOCABULARY, TOPICS = 24, 1_500, 10
+WORDS, VOCABULARY, TOPICS = 16, 1_500, 10
 BLOCK = 8
 """Windows in a row that go to the training or to the test text together."""
 KNOWN_LINES = 0.2
@@ -63,7 +63,7 @@ def topics() -> Task:
     texts = _distinct_topics()
     windows: dict[str, list[list[str]]] = {}
     for name, text in texts.items():
-        words = re.findall(r"\w+|[^\w\s]", text.lower())
+        words = re.findall(r"\w+|[.,:;()]", text.lower())
         windows[name] = [words[at : at + WORDS] for at in range(0, len(words) - WORDS + 1, WORDS)]
     train = [(w, label) for label, name in enumerate(windows) for i, w in enumerate(windows[name]) if not _tests(i)]
     test = [(w, label) for label, name in enumerate(windows) for i, w in enumerate(windows[name]) if _tests(i)]
@@ -86,16 +86,16 @@ def _tests(window: int) -> bool:
 
 
 def _distinct_topics() -> dict[str, str]:
-    """Return the longest topics that share next to no lines with a longer one."""
+    """Return the longest topics that share next to no lines with a longer one, each line once."""
     from pydoc_data.topics import topics as texts  # type: ignore[import-not-found,unused-ignore]
 
     chosen: dict[str, str] = {}
     known: set[str] = set()
     for name in sorted(texts, key=lambda name: (-len(texts[name]), name)):
-        lines = {line.strip() for line in texts[name].splitlines() if line.strip()}
-        if len(lines & known) <= KNOWN_LINES * len(lines):
-            chosen[name] = "\n".join(line for line in texts[name].splitlines() if line.strip() not in known)
-            known |= lines
+        lines = [line.strip() for line in texts[name].splitlines() if line.strip()]
+        if sum(line in known for line in lines) <= KNOWN_LINES * len(lines):
+            chosen[name] = "\n".join(line for line in dict.fromkeys(lines) if line not in known)
+            known.update(lines)
         if len(chosen) == TOPICS:
             break
     return chosen
