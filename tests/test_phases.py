@@ -458,15 +458,14 @@ def test_schedulers_and_hooks_on_either_optimizer_see_each_phased_step_once(name
 class SampledCorrection(SharpnessAware):
     """g_B + w (g_S(theta + eps) - g_S(theta)), eps = rho g_S / ||g_S||, S the first third of each micro-batch."""
 
+    parted = "drawn"
+
     def __init__(self, base, model, *, rho, w):
         super().__init__(base, model, rho=rho, m=None, perturbation="rank", seed=None)
         self.second_weight = w
 
     def part(self, size, generator):
         return torch.arange(0, size, 3)
-
-    def select(self, batch):
-        return batch.part
 
     def remainder(self, batch, part):
         return {n: g - self.second_weight * part[n] for n, g in batch.items()}

@@ -7,7 +7,7 @@ from torch import nn
 
 from esam import ASAM, ESAM, METHODS, SAM, LookSAM
 from esam.optim import Base
-from esam.optim.base import BasePart
+from esam.optim.methods.base import BasePart
 
 
 def trained(build, problem_of=normalised, steps=8, base=None, set_weights=None):

@@ -11,10 +11,10 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .base import Base, BasePart
-from .esam import ESAM
-from .looksam import LookSAM
-from .sam import ASAM, SAM
+from .methods.base import Base, BasePart
+from .methods.esam import ESAM
+from .methods.looksam import LookSAM
+from .methods.sam import ASAM, SAM
 from .step import SharpnessAware
 
 Settings = Mapping[str, Any]

@@ -9,14 +9,14 @@ from typing import Any, Literal, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import Eps, l2_ascent, root_sum_of_squares
-from .buffers import has_batch_statistics
-from .checks import checked_share
-from .mask import DrawMask, checked_mask
-from .parallel import Gradients
-from .ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
-from .step import SharpnessAware
-from .underway import Targets
+from ..ascent import Eps, l2_ascent, root_sum_of_squares
+from ..buffers import has_batch_statistics
+from ..checks import checked_share
+from ..mask import DrawMask, checked_mask
+from ..parallel import Gradients
+from ..ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
+from ..step import SharpnessAware
+from ..underway import Targets
 
 
 @final
