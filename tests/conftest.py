@@ -49,8 +49,8 @@ def normalised(dtype=torch.float64):
 
 
 EVERY_ROW = dict(METHODS)
-EVERY_METHOD = {name: method for name, method in EVERY_ROW.items() if "rho" in method.options()}
-"""The sharpness-aware rows of the registry; the others are the base and its controls."""
+EVERY_METHOD = {name: method for name, method in EVERY_ROW.items() if "m" in method.options()}
+"""The rows of two passes over the whole batch; the others are the base, its controls, and cheaper relatives."""
 
 
 def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
