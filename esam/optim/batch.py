@@ -179,17 +179,21 @@ def split_by_piece(
 ) -> list[tuple[Piece, Tensor, Tensor | None]]:
     """Return the pieces that hold kept samples, each with its own, counted from the piece's start, and their weights.
 
-    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along.
+    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along,
+    which count for nothing where there are weights.
     """
+    whole = None
+    if weights is not None:
+        size = sum(piece.count(None) for piece in pieces)
+        whole = torch.zeros(size, dtype=weights.dtype, device=keep.device).index_put((keep,), weights.to(keep.device))
     shares: list[tuple[Piece, Tensor, Tensor | None]] = []
     start = 0
     for piece in pieces:
-        here = (keep >= start) & (keep < start + piece.count(None))
-        inside = keep[here] - start
-        if len(pieces) > 1 and 0 < len(inside) < least <= piece.count(None):
+        inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
+        if 0 < len(inside) < least <= piece.count(None):
             first = min(int(inside[0]), piece.count(None) - least)
             inside = torch.arange(first, first + least, device=keep.device)
         if len(inside):
-            shares.append((piece, inside, None if weights is None else weights[here]))
+            shares.append((piece, inside, None if whole is None else whole[start + inside]))
         start += piece.count(None)
     return shares

@@ -11,17 +11,20 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .methods.base import Base, BaseAverage, BasePart
-from .methods.blind import MomentumSAM, RandomPerturbation
+from .methods.aesam import AESAM
+from .methods.averaged import BaseAverage
+from .methods.base import Base, BasePart
 from .methods.esam import ESAM
 from .methods.follow import FollowingESAM
 from .methods.headsam import HeadSAM
 from .methods.looksam import LookSAM
+from .methods.momentum import MomentumSAM
+from .methods.noise import RandomPerturbation
 from .methods.partsam import PartSAM
 from .methods.saf import SAF
 from .methods.sam import ASAM, SAM
 from .methods.slicesam import SliceSAM
-from .methods.sometimes import AESAM, SometimesSAM
+from .methods.sometimes import SometimesSAM
 from .methods.unbiased import UnbiasedSAM
 from .step import SharpnessAware
 
@@ -98,10 +101,8 @@ def _esam_cost(settings: Settings) -> float:
 
 
 def _slice_cost(settings: Settings) -> float:
-    again = 0 if settings["ranking"] == "random" or settings["share"] == 1 else settings["share"]
-    return (
-        float(3 + 3 * (settings["share"] + again) / settings["k"]) if settings["share"] < 1 else 3 + 3 / settings["k"]
-    )
+    runs = 1 if settings["ranking"] == "random" or settings["share"] == 1 else 2  # a ranked slice runs at theta again
+    return float(3 + 3 * runs * settings["share"] / settings["k"])
 
 
 def _part_cost(settings: Settings) -> float:

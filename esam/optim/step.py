@@ -221,8 +221,11 @@ class SharpnessAware(Wrapper):
     def _move(self, scaler: GradScaler | None) -> None:
         """Let the base step. Once it begins, the step counts: an error then takes nothing back."""
 
+        began = False
+
         def begin(*_: Any) -> None:
-            self._step = None
+            nonlocal began
+            self._step, began = None, True
 
         handle = self.base.register_step_pre_hook(begin)  # the last of them
         try:
@@ -233,8 +236,9 @@ class SharpnessAware(Wrapper):
                 scaler.step(self.base)
         finally:
             handle.remove()
+            if began:
+                self.after_step()
         self._step = None
-        self.after_step()
 
     @contextmanager
     def _phase(self) -> Iterator[None]:
@@ -489,7 +493,8 @@ class SharpnessAware(Wrapper):
         if not all(piece.counted for piece in pieces):
             raise ValueError(UNCOUNTED)
         keep, weights = (found.indices, found.weights) if isinstance(found, Weighted) else (found, None)
-        least = 2 if weights is None and len(pieces) > 1 and has_batch_statistics(self.model) else 1
+        lonely = weights is not None or len(pieces) > 1
+        least = 2 if lonely and has_batch_statistics(self.model) else 1
         return [Kept(*kept) for kept in split_by_piece(keep, pieces, weights, least=least)]
 
     def _candidates(self, step: Step, numbers: list[int]) -> Candidates:

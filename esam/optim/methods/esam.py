@@ -14,17 +14,7 @@ from ..buffers import has_batch_statistics
 from ..checks import checked_share
 from ..mask import DrawMask, checked_mask
 from ..parallel import Gradients
-from ..ranking import (
-    Candidates,
-    Ranking,
-    Weighted,
-    aligned,
-    checked_ranking,
-    checked_scores,
-    exact,
-    keep_highest,
-    random,
-)
+from ..ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
 from ..step import SharpnessAware
 from ..underway import Targets
 
@@ -114,7 +104,7 @@ class ESAM(SharpnessAware):
         others = [self._norms.get(n, 0.0) for n in drawn.left_out]
         return l2_ascent(gradients, drawn.rho, root_sum_of_squares([*norms, *others]))
 
-    def select(self, batch: Candidates) -> Tensor | Weighted | None:
+    def select(self, batch: Candidates) -> Tensor | None:
         """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""
         if self.gamma == 1:
             return None

@@ -6,7 +6,7 @@ from typing import Any, final
 
 from torch import Tensor
 
-from ..ranking import Candidates, Weighted
+from ..ranking import Candidates
 from .esam import ESAM
 
 
@@ -26,7 +26,7 @@ class FollowingESAM(ESAM):
 
     _first = _mean = -1.0
 
-    def select(self, batch: Candidates) -> Tensor | Weighted | None:
+    def select(self, batch: Candidates) -> Tensor | None:
         """Keep as many as training allows; the loss of this step counts from the next on, alike on every rank."""
         self._now = float(batch.losses.mean())
         return super().select(batch)

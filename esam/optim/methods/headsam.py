@@ -48,13 +48,17 @@ class HeadSAM(SharpnessAware):
             if not (features.requires_grad and output.requires_grad):
                 return
             residual: list[Tensor] = []
-            output.register_hook(lambda r: residual.append(torch.linalg.vector_norm(r, dim=-1, keepdim=True)))
+
+            def take(r: Tensor) -> None:
+                residual.append(torch.linalg.vector_norm(r, dim=-1, keepdim=True))
 
             def add(gradient: Tensor) -> Tensor:
                 h = features.detach()
                 length = torch.linalg.vector_norm(h, dim=-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
-                return gradient + self.rho * residual.pop().to(gradient) * h / length
+                added: Tensor = gradient + self.rho * residual.pop().to(gradient) * h / length
+                return added
 
+            output.register_hook(take)  # type: ignore[no-untyped-call]
             features.register_hook(add)
 
         handle = self._head.register_forward_hook(hook)

@@ -21,7 +21,7 @@ class SAF(SharpnessAware):
         base, model, seed: As for SAM.
         strength: Weight of the trajectory loss; the paper's 0.3.
         temperature: Of the outputs compared; the paper's 5.
-        epochs: How many epochs lie between the outputs compared; the paper's 3.
+        lag: How many epochs lie between the outputs compared; the paper's 3.
         start: Epochs before the loss begins; the paper's 5.
     """
 
@@ -32,15 +32,13 @@ class SAF(SharpnessAware):
         *,
         strength: float = 0.3,
         temperature: float = 5.0,
-        epochs: int = 3,
+        lag: int = 3,
         start: int = 5,
         seed: int | None = None,
     ) -> None:
-        self.strength, self.temperature = (
-            checked_number("strength", strength),
-            checked_number("temperature", temperature),
-        )
-        self.epochs = checked_count("epochs", epochs, "epochs")
+        self.strength = checked_number("strength", strength)
+        self.temperature = checked_number("temperature", temperature)
+        self.lag = checked_count("lag", lag, "epochs")
         self.start = checked_count("start", start, "epochs", least=0)
         super().__init__(base, model, rho=0.0, seed=seed)
         self._epoch = 0
@@ -62,11 +60,11 @@ class SAF(SharpnessAware):
         self._make_room(here, int(places.max()) + 1)
         if not bool(torch.isnan(self._outputs[0][places]).all()):
             self._epoch += 1
-            self._outputs = [torch.full_like(self._outputs[0], torch.nan), *self._outputs[: self.epochs]]
+            self._outputs = [torch.full_like(self._outputs[0], torch.nan), *self._outputs[: self.lag]]
         self._outputs[0][places] = here.to(self._outputs[0])
-        if self._epoch < max(self.start, self.epochs):
+        if self._epoch < max(self.start, self.lag):
             return outputs.sum(1) * 0.0
-        before = self._outputs[self.epochs][places].to(outputs)
+        before = self._outputs[self.lag][places].to(outputs)
         now, then = (F.log_softmax(o / self.temperature, dim=1) for o in (outputs, before.nan_to_num()))
         divergence = F.kl_div(now, then, reduction="none", log_target=True).sum(1)
         return self.strength * torch.where(before.isnan().any(1), 0.0, divergence)

@@ -80,5 +80,6 @@ def systematic_draw(chances: Tensor, start: float) -> Tensor:
     tensor([1, 3])
     """
     ends = chances.cumsum(0)
-    marks = torch.arange(round(float(ends[-1])), dtype=ends.dtype) + start
-    return torch.searchsorted(ends, marks, right=True).clamp(max=len(chances) - 1).unique()
+    marks = torch.arange(round(float(ends[-1])), dtype=ends.dtype, device="cpu") + start
+    hit: Tensor = torch.searchsorted(ends, marks, right=True).clamp(max=len(chances) - 1)
+    return torch.unique(hit)  # type: ignore[no-any-return]

@@ -1,10 +1,9 @@
-"""One pass a step, at a point that needs no gradient to find: along the momentum, or anywhere nearby."""
+"""Momentum-SAM (Becker et al., 2024): one pass a step, at a point along the momentum."""
 
 from __future__ import annotations
 
 from typing import Any, Literal, final
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -26,7 +25,7 @@ class MomentumSAM(SharpnessAware):
         base, model, seed: As for SAM; the base must keep a momentum: SGD with one, Adam and its relatives.
         rho: Radius, about ten times SAM's.
         direction: "against" the momentum, as the paper has it, or "along" it, as the gradient of SAM's ascent points.
-        warmup: Steps before the first perturbation.
+        warmup_steps: Steps before the first perturbation.
         norm: "l2", or "adaptive": scaled by the weights, as ASAM's.
     """
 
@@ -39,13 +38,13 @@ class MomentumSAM(SharpnessAware):
         *,
         rho: float = 0.5,
         direction: Literal["against", "along"] = "against",
-        warmup: int = 0,
+        warmup_steps: int = 0,
         norm: Literal["l2", "adaptive"] = "l2",
         seed: int | None = None,
     ) -> None:
         self.direction = checked_choice("direction", direction, ("against", "along"))
         self.norm = checked_choice("norm", norm, ("l2", "adaptive"))
-        self.warmup = checked_count("warmup", warmup, "steps", least=0)
+        self.warmup_steps = checked_count("warmup_steps", warmup_steps, "steps", least=0)
         if any(group.get("momentum") == 0 for group in base.param_groups if isinstance(group, dict)):
             raise ValueError("the base has no momentum to perturb along; give it one, such as SGD(..., momentum=0.9)")
         super().__init__(base, model, rho=rho, seed=seed)
@@ -53,7 +52,7 @@ class MomentumSAM(SharpnessAware):
 
     def perturbs_now(self) -> bool:
         """Perturb after the warm-up."""
-        return self._steps >= self.warmup
+        return self._steps >= self.warmup_steps
 
     def blind_eps(self, targets: Targets) -> tuple[list[Tensor], Eps]:
         """Return the tensors that have a momentum, and eps along it."""
@@ -81,33 +80,3 @@ class MomentumSAM(SharpnessAware):
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
         self._steps = memory.get("steps", 0)
-
-
-@final
-class RandomPerturbation(SharpnessAware):
-    """Step by the gradient at theta + noise, rho of each filter's norm long (random weight perturbation).
-
-    ``step`` returns the loss at that point, the only one that it visits.
-
-    Args:
-        base, model, seed: As for SAM.
-        rho: Expected length of a filter's noise, in units of its norm; a vector counts as one filter.
-    """
-
-    blind = True
-
-    def __init__(self, base: Optimizer, model: nn.Module, *, rho: float = 0.1, seed: int | None = None) -> None:
-        super().__init__(base, model, rho=rho, seed=seed)
-
-    def blind_eps(self, targets: Targets) -> tuple[list[Tensor], Eps]:
-        """Return all tensors, and a normal draw for each."""
-        weights = self.parallel.local(targets.weights)
-        return weights, Eps([self._noise(weight) for weight in weights], targets.rho)
-
-    def _noise(self, weight: Tensor) -> Tensor:
-        noise = torch.randn(weight.shape, generator=self.generator, dtype=torch.float32, device="cpu")
-        rows = weight.detach().flatten(1) if weight.dim() > 1 else weight.detach().reshape(1, -1)
-        if rows.numel() == 0:
-            return torch.zeros_like(weight)
-        length = torch.linalg.vector_norm(rows, dim=1, keepdim=True) / rows.shape[1] ** 0.5
-        return (noise.to(weight).view_as(rows) * length).view_as(weight)
