@@ -22,8 +22,9 @@ ALLOWED = {
     "compare": {"optim", "train", "report", "files"},
     "recipes": {"optim", "train", "compare"},
     "paper": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "files"},
+    "frontier": {"optim", "train", "analysis", "compare", "report", "files"},
     "integrations": {"optim"},
-    "cli": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "paper", "files"},
+    "cli": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "paper", "frontier", "files"},
     "__init__": {"optim"},
     "__main__": {"cli"},
 }

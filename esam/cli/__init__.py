@@ -17,6 +17,7 @@ commands:
   train [RECIPE]    one run, with checkpoints and a record
   analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
   reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
+  frontier          methods and controls, tuned alike, in regimes of many kinds: the map
   bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
   methods           the methods that can be named, with their costs and settings
@@ -30,6 +31,7 @@ COMMANDS = {
     "train": "train",
     "analyze": "analyze",
     "reproduce": "reproduce",
+    "frontier": "frontier",
     "bench": "bench",
     "report": "report",
     "methods": "listing",

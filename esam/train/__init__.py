@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from .loop import cosine, fit
     from .resume import Progress
     from .runs import run
+    from .task import Task
 
-__all__ = ["Checkpoint", "Config", "Progress", "cosine", "evaluate", "fit", "run"]
+__all__ = ["Checkpoint", "Config", "Progress", "Task", "cosine", "evaluate", "fit", "run"]
 
 _HOME = {
     "Checkpoint": "checkpoint",
     "Progress": "resume",
+    "Task": "task",
     "cosine": "loop",
     "evaluate": "evaluation",
     "fit": "loop",

@@ -19,9 +19,9 @@ class Config:
     """One training run: the same configuration is the same run, and its results can be shared."""
 
     data: str = "digits"
-    """`digits` (embedded), a Hugging Face hub name such as uoft-cs/cifar10, or a folder of images."""
+    """`digits` (embedded), a hub name such as uoft-cs/cifar10, a folder of images, or package.module:function."""
     model: str = "cnn"
-    """A name from `esam models`, or timm/NAME where timm is installed."""
+    """A name from `esam models`, timm/NAME where timm is installed, or package.module:function."""
     method: str = "esam"
     """A name from `esam methods`; base is the base optimizer alone."""
     seed: int = 0

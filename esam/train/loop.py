@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -37,6 +38,12 @@ class Epochs(Protocol):
 def cosine(progress: float) -> float:
     """Return the factor on the learning rate: from 1 to 0 along half a cosine."""
     return (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+def evaluation_weights(optimizer: Optimizer) -> AbstractContextManager[Any]:
+    """Put the weights that the optimizer means to be used (an average, say) into the model inside the block."""
+    chosen: AbstractContextManager[Any] = getattr(optimizer, "evaluation_weights", nullcontext)()
+    return chosen
 
 
 def fit(
@@ -97,7 +104,8 @@ def fit(
         if isinstance(schedule, LRScheduler):
             schedule.step()
         if test is not None and (pace.over(progress) or progress.epoch % evaluate_every == 0):
-            metrics |= evaluate(model, test, loss, precision=precision)
+            with evaluation_weights(stepper):
+                metrics |= evaluate(model, test, loss, precision=precision)
             progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
         if on_epoch is not None:
             on_epoch(metrics)
@@ -144,6 +152,7 @@ def _train_epoch(
     device = next(model.parameters()).device
     batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else iter(train)
     steps = _length(train)
+    trajectory, rows = _trajectory(optimizer, train, progress.epoch + 1)
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
     losses: list[Tensor] = []
@@ -155,14 +164,17 @@ def _train_epoch(
             break
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
         x, y = x.to(device), y.to(device)
+        seen = rows[sum(sizes) :][: len(y)]
 
-        def closure(keep: slice | Tensor, x: Tensor = x, y: Tensor = y) -> Tensor:
+        def closure(keep: slice | Tensor, x: Tensor = x, y: Tensor = y, seen: Tensor = seen) -> Tensor:
             whole = isinstance(keep, slice)
             targets = y if whole else y[keep]
             samples["forward"] += len(targets)
             samples["backward"] += len(targets) if torch.is_grad_enabled() else 0
             with autocast(device, precision):
-                return loss(model(x if whole else x[keep]), targets)
+                outputs = model(x if whole else x[keep])
+                own = loss(outputs, targets)
+                return own if trajectory is None else own + trajectory(outputs, seen[keep])
 
         at_theta = optimizer.step(closure, scaler=scaler, batch_size=len(y))
         assert at_theta is not None, "a step with a closure returns its loss"
@@ -197,6 +209,24 @@ def _train_epoch(
         "forwards": progress.forwards,
         "backwards": progress.backwards,
     }
+
+
+def _trajectory(
+    optimizer: SharpnessAware, train: Epochs | Iterable[Batch], number: int
+) -> tuple[Callable[[Tensor, Tensor], Tensor] | None, Tensor]:
+    """Return the loss that an optimizer adds from earlier outputs for the same samples, if it has one, and the order.
+
+    It takes outputs and the samples' positions in the training set.
+    """
+    added: Callable[[Tensor, Tensor], Tensor] | None = getattr(optimizer, "trajectory_loss", None)
+    if added is None:
+        return None, torch.empty(0, dtype=torch.long)
+    if not hasattr(train, "order"):
+        raise ValueError(
+            f"{type(optimizer).__name__} must know which samples a batch holds; pass batches with order(epoch), such "
+            "as esam.train.task.TaskBatches"
+        )
+    return added, train.order(number).to(next(optimizer.model.parameters()).device)
 
 
 def _length(train: Epochs | Iterable[Batch]) -> int | None:

@@ -17,19 +17,20 @@ from esam.optim import SharpnessAware
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
-from .evaluation import evaluate
-from .loop import Schedule, cosine, fit
+from .evaluation import Loss, evaluate, per_sample_cross_entropy
+from .loop import Schedule, cosine, evaluation_weights, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
 from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
 from .resume import Progress
+from .task import Task, TaskBatches, class_count, image_shape, is_factory, load_task, make_model
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
 EVALUATION_BATCH = 500
 
-Measure = Callable[[nn.Module, Data, torch.device], Any]
-Observe = Callable[[int, nn.Module, Data], None]
+Measure = Callable[[nn.Module, Any, torch.device], Any]
+Observe = Callable[[int, nn.Module, Any], None]
 
 
 def title(config: Config) -> str:
@@ -38,8 +39,11 @@ def title(config: Config) -> str:
     return find_method(config.method).named(BASE_TITLES[config.optimizer])
 
 
-def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
-    """Return the configured method around the configured base optimizer."""
+def build_optimizer(config: Config, model: nn.Module, *, total_steps: int | None = None) -> SharpnessAware:
+    """Return the configured method around the configured base optimizer.
+
+    A method that follows training is told its length in steps, unless the settings tell it another.
+    """
     method = find_method(config.method)
     for name in config.settings:
         if name not in method.options():
@@ -53,7 +57,8 @@ def build_optimizer(config: Config, model: nn.Module) -> SharpnessAware:
         )
     else:
         base = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
-    return method(base, model, seed=config.seed, **config.settings)
+    length = {"total_steps": total_steps} if total_steps is not None and "total_steps" in method.options() else {}
+    return method(base, model, seed=config.seed, **{**length, **config.settings})
 
 
 def run(
@@ -78,10 +83,12 @@ def run(
     if config.threads:
         torch.set_num_threads(config.threads)
     device = chosen_device(config.device)
-    data = configured_data(config)
+    data = configured_task(config) if is_factory(config.data) else configured_data(config)
+    loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
     model = prepared_model(config, data, device)
-    optimizer = build_optimizer(config, model)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
+    steps = config.epochs * len(train) if config.budget is None else None
+    optimizer = build_optimizer(config, model, total_steps=steps)
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
         if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
@@ -106,6 +113,7 @@ def run(
             train,
             test,
             epochs=config.epochs if config.budget is None else sys.maxsize,
+            loss=loss,
             schedule=SCHEDULES[config.schedule],
             budget=config.budget,
             precision=config.precision,
@@ -113,8 +121,9 @@ def run(
             checkpoint=checkpoint,
             on_epoch=on_epoch,
         )
-        trained = evaluate(model, ordered, precision=config.precision)
-        taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
+        with evaluation_weights(optimizer):
+            trained = evaluate(model, ordered, loss, precision=config.precision)
+            taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
         writer.end(**_results(progress, last, trained, device), **taken)
         return read_record(path)
 
@@ -148,18 +157,29 @@ def configured_data(config: Config) -> Data:
     )
 
 
-def prepared_model(config: Config, data: Data, device: torch.device) -> nn.Module:
+def configured_task(config: Config) -> Task:
+    """Return the configured data of the user's own."""
+    return load_task(
+        config.data, train_size=config.train_size, label_noise=config.label_noise, validation=config.validation
+    )
+
+
+def prepared_model(config: Config, data: Data | Task, device: torch.device) -> nn.Module:
     """Return the configured model with its initial weights, on the device and in its fastest layout."""
-    channels, height, _ = data.train.shape
     torch.manual_seed(config.seed)
-    model = build_model(config.model, classes=len(data.classes), channels=channels, size=height)
+    if is_factory(config.model):
+        model = make_model(config.model, data)
+    else:
+        channels, height, _ = image_shape(data) if isinstance(data, Task) else data.train.shape
+        classes = class_count(data) if isinstance(data, Task) else len(data.classes)
+        model = build_model(config.model, classes=classes, channels=channels, size=height)
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
 
 
 class _InOrder:
     """A split, once in order, as often as it is asked for."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches | TaskBatches) -> None:
         self._batches = batches
 
     def __iter__(self) -> Any:
@@ -167,9 +187,14 @@ class _InOrder:
 
 
 def batches_of(
-    config: Config, data: Data, device: torch.device, memory_format: torch.memory_format
-) -> tuple[Batches, _InOrder, _InOrder]:
+    config: Config, data: Data | Task, device: torch.device, memory_format: torch.memory_format
+) -> tuple[Batches | TaskBatches, _InOrder, _InOrder]:
     """Return the training batches, the test set in order, and the training set in order."""
+    if isinstance(data, Task):
+        where = {"device": device, "memory_format": memory_format}
+        shuffled = TaskBatches(data.train, config.batch_size, seed=config.seed, **where)  # type: ignore[arg-type]
+        parts = [TaskBatches(part, EVALUATION_BATCH, **where) for part in (data.test, data.train)]  # type: ignore[arg-type]
+        return shuffled, _InOrder(parts[0]), _InOrder(parts[1])
     common = {"mean": data.mean, "std": data.std, "device": device, "memory_format": memory_format}
     train = Batches(data.train, config.batch_size, augment=config.augment, seed=config.seed, **common)  # type: ignore[arg-type]
     test = Batches(data.test, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
@@ -206,11 +231,12 @@ def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.de
 def _results(
     progress: Progress, last: dict[str, Any], trained: dict[str, float], device: torch.device
 ) -> dict[str, Any]:
+    known = "test_accuracy" in trained  # else the targets are no classes
     return {
-        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best},
+        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best if known else None},
         "test_loss": last.get("test_loss"),
         "train_loss": trained["test_loss"],
-        "train_accuracy": trained["test_accuracy"],
+        "train_accuracy": trained.get("test_accuracy"),
         "images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "seconds": progress.seconds,
         "cpu_seconds": progress.cpu_seconds,

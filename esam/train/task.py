@@ -1,0 +1,233 @@
+"""How do a user's own data and model come into a run? By importable functions, named ``package.module:function``."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
+from .evaluation import Batch, Loss, per_sample_cross_entropy
+from .names import did_you_mean
+
+FACTORY = re.compile(r"[\w.-]+:[\w.]*")
+
+Samples = tuple[Tensor, Tensor] | Dataset[Any]
+"""Inputs and targets, row by row; or a map-style Dataset of such pairs."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A user's own data: what to train on, what to test on, and the loss of each sample."""
+
+    train: Samples
+    test: Samples
+    loss: Loss = per_sample_cross_entropy
+    classes: tuple[str, ...] | None = None
+    """The classes' names; None: numbers, or targets that are no classes."""
+
+    def __post_init__(self) -> None:
+        for name in ("train", "test"):
+            _check_samples(name, getattr(self, name))
+
+
+def is_factory(name: str) -> bool:
+    """Tell whether a name is that of an importable function."""
+    return FACTORY.fullmatch(name) is not None
+
+
+def find_factory(name: str) -> Callable[..., Any]:
+    """Return the function called ``package.module:function``; modules of the working folder are found too."""
+    module_name, _, function_name = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and not f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(f"{name}: importing {module_name} needs {error.name}, which is not installed") from error
+        raise ValueError(
+            f"{name}: there is no module {module_name!r}; start in the folder that holds it, put that folder on "
+            "PYTHONPATH, or install the package"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
+        hint = did_you_mean(function_name, known)
+        raise ValueError(f"{name}: {module_name} has no function {function_name!r}.{hint} Write module:function")
+    return function  # type: ignore[no-any-return]
+
+
+def load_task(
+    name: str,
+    *,
+    train_size: int | None = None,
+    label_noise: float = 0.0,
+    validation: bool = False,
+    seed: int = 0,
+) -> Task:
+    """Return the task that a factory makes, or a part of it, as ``load_data`` does with images."""
+    check_share(label_noise)
+    task = find_factory(name)()
+    if not isinstance(task, Task):
+        raise ValueError(f"{name} must return an esam.train.Task(train, test), got {type(task).__name__}")
+    if train_size is None and label_noise == 0 and not validation:
+        return task
+    samples = task.train
+    labels = _labels(name, samples)
+    if validation:
+        kept, out = held_out(labels)
+        task = replace(task, test=_taken(samples, out))
+        samples, labels = _taken(samples, kept), labels[kept]
+    if train_size is not None:
+        rows = balanced_subset(labels, train_size, seed=seed)
+        samples, labels = _taken(samples, rows), labels[rows]
+    if label_noise > 0:
+        labels, _ = flip_labels(labels, label_noise, classes=class_count(task), seed=seed)
+        samples = (
+            (samples[0], labels) if isinstance(samples, tuple) else _Part(samples, torch.arange(len(labels)), labels)
+        )
+    return replace(task, train=samples)
+
+
+def make_model(name: str, data: object) -> nn.Module:
+    """Return the module that a factory makes; a factory with one parameter is given the data."""
+    factory = find_factory(name)
+    try:
+        takes = any(
+            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+            for p in inspect.signature(factory).parameters.values()
+        )
+    except ValueError:  # a builtin without a signature
+        takes = False
+    model = factory(data) if takes else factory()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def class_count(task: Task) -> int:
+    """Return how many classes there are."""
+    if task.classes is not None:
+        return len(task.classes)
+    return 1 + max(int(_labels("the task", samples).max()) for samples in (task.train, task.test))
+
+
+def image_shape(task: Task) -> tuple[int, int, int]:
+    """Return channels, height and width of the inputs, which must be images."""
+    first, _ = _row(task.train, 0)
+    if not isinstance(first, Tensor) or first.dim() != 3 or first.shape[1] != first.shape[2]:
+        raise ValueError(
+            "the models that esam can name take square images (channels, size, size) of float32; give a model of your "
+            "own as package.module:function"
+        )
+    return first.shape[0], first.shape[1], first.shape[2]
+
+
+class TaskBatches:
+    """Gives the batches of any epoch of a task; the order of epoch n depends on (seed, n) alone, as with images."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch_size: int,
+        *,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
+        self.batch_size, self._seed, self._memory_format = batch_size, seed, memory_format
+        self._samples = (samples[0].to(device), samples[1].to(device)) if isinstance(samples, tuple) else samples
+        self._device = torch.device(device)
+
+    def __len__(self) -> int:
+        """Give the number of batches in an epoch."""
+        return math.ceil(_count(self._samples) / self.batch_size)
+
+    def order(self, number: int) -> Tensor:
+        """Give the order of the samples in epoch ``number``: batch b takes ``order[b * batch_size:][:batch_size]``."""
+        return torch.randperm(_count(self._samples), generator=generator_for("order", self._seed, number))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Give the shuffled batches of epoch ``number``."""
+        return map(self._batch, torch.split(self.order(number), self.batch_size))
+
+    def in_order(self) -> Iterator[Batch]:
+        """Give every sample once, in stored order."""
+        return map(self._batch, torch.split(torch.arange(_count(self._samples)), self.batch_size))
+
+    def _batch(self, rows: Tensor) -> Batch:
+        if isinstance(self._samples, tuple):
+            inputs, targets = (part[rows.to(self._device)] for part in self._samples)
+        else:
+            inputs, targets = default_collate([self._samples[int(row)] for row in rows])
+        if inputs.dim() == 4:
+            inputs = inputs.contiguous(memory_format=self._memory_format)
+        return inputs, targets
+
+
+class _Part(Dataset[Any]):
+    """Some rows of a Dataset, with other labels where they are given."""
+
+    def __init__(self, whole: Dataset[Any], rows: Tensor, labels: Tensor | None = None) -> None:
+        self._whole, self._rows, self._labels = whole, rows, labels
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, position: int) -> tuple[Any, Any]:
+        inputs, target = self._whole[int(self._rows[position])]
+        return inputs, target if self._labels is None else self._labels[position]
+
+
+def _check_samples(name: str, samples: Any) -> None:
+    if isinstance(samples, tuple):
+        if len(samples) != 2 or not all(isinstance(part, Tensor) for part in samples):
+            raise ValueError(f"a Task's {name} must be a pair of tensors (inputs, targets), got {samples!r:.80}")
+        if len(samples[0]) != len(samples[1]):
+            raise ValueError(f"{name} has {len(samples[0])} inputs and {len(samples[1])} targets; give one for each")
+    elif not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")):
+        raise ValueError(
+            f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "
+            f"{type(samples).__name__}"
+        )
+    if _count(samples) == 0:
+        raise ValueError(f"a Task's {name} must hold a sample at least, got none")
+
+
+def _count(samples: Samples) -> int:
+    return len(samples[1]) if isinstance(samples, tuple) else len(samples)  # type: ignore[arg-type]
+
+
+def _row(samples: Samples, row: int) -> tuple[Any, Any]:
+    return (samples[0][row], samples[1][row]) if isinstance(samples, tuple) else samples[row]
+
+
+def _taken(samples: Samples, rows: Tensor) -> Samples:
+    return (samples[0][rows], samples[1][rows]) if isinstance(samples, tuple) else _Part(samples, rows)
+
+
+def _labels(name: str, samples: Samples) -> Tensor:
+    """Return the targets as classes; refuse what is no class."""
+    if isinstance(samples, tuple):
+        targets = samples[1]
+    else:
+        targets = torch.stack([torch.as_tensor(_row(samples, row)[1]) for row in range(_count(samples))])
+    if targets.dim() != 1 or targets.is_floating_point():
+        raise ValueError(
+            f"{name}: train_size, label_noise, validation and the models that esam can name need one class a sample, "
+            f"got targets of shape {tuple(targets.shape)} and type {targets.dtype}; leave them out"
+        )
+    return targets.long()
