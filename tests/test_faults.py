@@ -253,7 +253,7 @@ def test_a_pass_that_is_not_finite_moves_no_weight_and_poisons_no_later_step(row
     run, twin = Run(row), Run(row)
     chance = random.Random(row)
     skipped = Counter()
-    for attempt in range(12):
+    for attempt in range(30):
         kind = list(VALUES)[attempt % 3]
         factor, scale = VALUES[kind]
         form = chance.choice(["closure", "list", "phases"])

@@ -7,16 +7,16 @@ import math
 
 import pytest
 import torch
-from conftest import EVERY_METHOD, mlp, normalised, problem
+from conftest import EVERY_METHOD, EVERY_ROW, mlp, normalised, problem
 from torch import nn
 
 from esam import METHODS, SAM
 from esam.optim import SharpnessAware, reference
 
-every_row = pytest.mark.parametrize("name", METHODS)
+every_row = pytest.mark.parametrize("name", EVERY_ROW)
 every_method = pytest.mark.parametrize("name", EVERY_METHOD)
 SETTINGS = {"looksam": {"k": 2}}  # so that both kinds of its steps come up
-BY_LOSSES = ("esam", "esam-sds")
+BY_LOSSES = ("esam", "esam-sds", "esam-follow", "sam-unbiased")
 """Rows whose ranking reads single losses."""
 SPLIT = (slice(0, 5), slice(5, 12))
 
@@ -163,7 +163,7 @@ def test_a_trainer_that_unscales_and_clips_gets_the_step_without_a_scaler_bit_fo
         assert_equal(p.weights, q.weights)  # a scale of a power of two cancels
 
 
-@pytest.mark.parametrize(("name", "at"), [(n, at) for n in METHODS for at in (1, 3) if at == 1 or n in EVERY_METHOD])
+@pytest.mark.parametrize(("name", "at"), [(n, at) for n in EVERY_ROW for at in (1, 3) if at == 1 or n in EVERY_METHOD])
 def test_an_overflow_that_the_trainer_skips_leaves_weights_and_state_and_the_next_step_alone(name, at):
     """The scaler never calls step(): the phases begin anew. The losses of one pass are inf."""
     p, optimizer = start(name, dtype=torch.float32)
@@ -259,7 +259,7 @@ def test_phases_at_rho_zero_are_the_plain_loop_bit_for_bit(name):
 
 
 @pytest.mark.parametrize("m", [None, 4])
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in BY_LOSSES])
+@pytest.mark.parametrize("name", [name for name in EVERY_ROW if name not in BY_LOSSES])
 def test_a_mean_loss_will_do_where_no_ranking_reads_single_ones(name, m):
     settings = {"m": m} if name in EVERY_METHOD else {}
     (p, single), (q, scalar) = start(name, **settings), start(name, **settings)
@@ -355,7 +355,7 @@ POINTS = ("first micro-batch", "second micro-batch", "gradient", "hook before th
 
 @pytest.mark.parametrize("how", ["phases", "step"])
 @pytest.mark.parametrize(
-    ("name", "point"), [(n, at) for n in METHODS for at in POINTS if at != "gradient" or n in EVERY_METHOD]
+    ("name", "point"), [(n, at) for n in EVERY_ROW for at in POINTS if at != "gradient" or n in EVERY_METHOD]
 )
 def test_an_error_in_any_phase_takes_the_whole_step_back(name, point, how):
     (p, optimizer), (q, twin) = start(name, normalised), start(name, normalised)
@@ -458,15 +458,14 @@ def test_schedulers_and_hooks_on_either_optimizer_see_each_phased_step_once(name
 class SampledCorrection(SharpnessAware):
     """g_B + w (g_S(theta + eps) - g_S(theta)), eps = rho g_S / ||g_S||, S the first third of each micro-batch."""
 
+    parted = "drawn"
+
     def __init__(self, base, model, *, rho, w):
         super().__init__(base, model, rho=rho, m=None, perturbation="rank", seed=None)
         self.second_weight = w
 
     def part(self, size, generator):
         return torch.arange(0, size, 3)
-
-    def select(self, batch):
-        return batch.part
 
     def remainder(self, batch, part):
         return {n: g - self.second_weight * part[n] for n, g in batch.items()}

@@ -7,7 +7,7 @@ from torch import nn
 
 from esam import ASAM, ESAM, METHODS, SAM, LookSAM
 from esam.optim import Base
-from esam.optim.base import BasePart
+from esam.optim.methods.base import BasePart
 
 
 def trained(build, problem_of=normalised, steps=8, base=None, set_weights=None):
@@ -81,7 +81,8 @@ def test_asam_is_sam_where_every_weight_is_one_in_size():
 
 
 def test_the_methods_do_differ_from_one_another():
-    ends = [trained(lambda b, m, n=n: METHODS[n](b, m, rho=0.3, seed=1))[0][0] for n in EVERY_METHOD]
+    names = [name for name in EVERY_METHOD if name != "esam-follow"]  # ESAM-SWP until the loss falls
+    ends = [trained(lambda b, m, n=n: METHODS[n](b, m, rho=0.3, seed=1))[0][0] for n in names]
     for i, a in enumerate(ends):
         assert not any(torch.equal(a, b) for b in ends[i + 1 :])
 

@@ -10,7 +10,7 @@ Accuracies = Mapping[str, Mapping[str, float]]
 
 BELOW_BASE = 2.0
 BEATEN_BY = 1.0
-FEWEST_METHODS = 14
+FEWEST_METHODS, MOST_METHODS = 12, 13
 FINALISTS = 4
 
 
@@ -21,12 +21,13 @@ def survivors(
     controls: Collection[str],
     protected: Collection[str],
     fewest: int = FEWEST_METHODS,
+    most: int = MOST_METHODS,
 ) -> list[str]:
     """Return who goes on, in the order given: all controls, the protected, and every method that is not hopeless.
 
     A method is hopeless if its mean accuracy lies more than 2 points under the base's, or if someone who costs no more
-    is better in every regime of the screening by more than a point. Where fewer than 14 methods would be left, the best
-    of the hopeless by mean accuracy go on as well.
+    is better in every regime of the screening by more than a point. Where fewer than 12 methods would be left, the best
+    of the hopeless by mean accuracy go on as well; where more than 13, only the best that are not protected.
     """
     means = {name: fmean(accuracies.values()) for name, accuracies in found.items()}
     staying = {
@@ -35,6 +36,9 @@ def survivors(
     missing = fewest - len(staying.difference(controls))
     others = sorted((name for name in found if name not in staying), key=lambda name: -means[name])
     staying.update(others[: max(0, missing)])
+    open_places = max(0, most - len([name for name in found if name in protected and name not in controls]))
+    rest = sorted(staying.difference(controls, protected), key=lambda name: -means[name])
+    staying.difference_update(rest[open_places:])
     return [name for name in found if name in staying]
 
 

@@ -14,7 +14,7 @@ from .regimes import Regime
 SEARCH_SEED = 100
 SEARCH_LENGTH = 0.5
 """A trial's epochs, as a share of the run's."""
-EVALUATIONS = 5
+EVALUATIONS = 4
 """How often a run is evaluated on the test set."""
 
 

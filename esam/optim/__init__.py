@@ -1,11 +1,11 @@
 """Sharpness-aware optimizers: wrap any torch optimizer and train towards flat minima. Needs torch only."""
 
-from .base import Base
-from .esam import ESAM
-from .looksam import LookSAM
+from .methods.base import Base
+from .methods.esam import ESAM
+from .methods.looksam import LookSAM
+from .methods.sam import ASAM, SAM
 from .ranking import Candidates
 from .registry import METHODS, RECOMMENDED, Method
-from .sam import ASAM, SAM
 from .step import SharpnessAware
 
 __all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "Base", "Candidates", "LookSAM", "Method", "SharpnessAware"]

@@ -37,9 +37,13 @@ class Piece:
     """Whether it is known how many samples there are."""
     _random: list[Tensor] = field(default_factory=list)
 
+    def remember_random_state(self) -> None:
+        """Let later runs of these samples see the random numbers that come now."""
+        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+
     def first_losses(self) -> Tensor:
         """Run the samples and return what the closure does; remember the random state that they met."""
-        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+        self.remember_random_state()
         try:
             found = self.closure(EVERYTHING if self.samples is None else self.samples)
         except IndexError as error:
@@ -69,7 +73,7 @@ class Piece:
 
     def measured_size(self) -> int:
         """Return how many samples stand behind the closure; costs a forward pass, moves no random stream."""
-        self._random = [torch.get_rng_state(), *(torch.get_device_module(d).get_rng_state(d) for d in self.devices)]
+        self.remember_random_state()
         with without_graph(), self._replayed():
             losses = checked_losses(self.closure(EVERYTHING), None)
         if losses.dim() == 0:
@@ -170,14 +174,19 @@ def checked_losses(losses: object, expected: int | None) -> Tensor:
     return losses
 
 
-def split_by_piece(keep: Tensor, pieces: list[Piece], least: int = 1) -> list[tuple[Piece, Tensor | None]]:
-    """Return the pieces that hold kept samples, each with its own, counted from the piece's start.
+def split_by_piece(
+    keep: Tensor, pieces: list[Piece], weights: Tensor | None = None, *, least: int = 1
+) -> list[tuple[Piece, Tensor, Tensor | None]]:
+    """Return the pieces that hold kept samples, each with its own, counted from the piece's start, and their weights.
 
-    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along.
+    A piece that runs at all runs at least ``least`` samples, if it has them: a lone one takes its neighbours along,
+    which count for nothing where there are weights.
     """
-    if len(pieces) == 1:
-        return [(pieces[0], keep)] if len(keep) else []
-    shares: list[tuple[Piece, Tensor | None]] = []
+    whole = None
+    if weights is not None:
+        size = sum(piece.count(None) for piece in pieces)
+        whole = torch.zeros(size, dtype=weights.dtype, device=keep.device).index_put((keep,), weights.to(keep.device))
+    shares: list[tuple[Piece, Tensor, Tensor | None]] = []
     start = 0
     for piece in pieces:
         inside = keep[(keep >= start) & (keep < start + piece.count(None))] - start
@@ -185,6 +194,6 @@ def split_by_piece(keep: Tensor, pieces: list[Piece], least: int = 1) -> list[tu
             first = min(int(inside[0]), piece.count(None) - least)
             inside = torch.arange(first, first + least, device=keep.device)
         if len(inside):
-            shares.append((piece, inside))
+            shares.append((piece, inside, None if whole is None else whole[start + inside]))
         start += piece.count(None)
     return shares

@@ -22,10 +22,17 @@ def checked_share(name: str, value: object) -> float:
     return float(value)
 
 
-def checked_count(name: str, value: object, of: str) -> int:
-    """Return a whole number >= 1."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be a whole number of {of} >= 1, got {value!r}")
+def checked_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    """Return one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+    return str(value)
+
+
+def checked_count(name: str, value: object, of: str, *, least: int = 1) -> int:
+    """Return a whole number >= ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} must be a whole number of {of} >= {least}, got {value!r}")
     return value
 
 

@@ -32,8 +32,14 @@ class Candidates:
     """A CPU generator of this step, for rankings that draw."""
     head: Head | None = None
     """What the last linear layer saw at theta; only for rankings marked by ``reads_head``."""
-    part: Tensor | None = None
-    """The positions of the samples that ran apart in the first pass, where the method has such a part."""
+
+
+@dataclass(frozen=True)
+class Weighted:
+    """Samples chosen, and what each one's loss counts in the sum that stands for the batch's mean."""
+
+    indices: Tensor
+    weights: Tensor
 
 
 Ranking = Callable[[Candidates], Tensor]

@@ -11,10 +11,21 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from .base import Base, BasePart
-from .esam import ESAM
-from .looksam import LookSAM
-from .sam import ASAM, SAM
+from .methods.aesam import AESAM
+from .methods.averaged import BaseAverage
+from .methods.base import Base, BasePart
+from .methods.esam import ESAM
+from .methods.follow import FollowingESAM
+from .methods.headsam import HeadSAM
+from .methods.looksam import LookSAM
+from .methods.momentum import MomentumSAM
+from .methods.noise import RandomPerturbation
+from .methods.partsam import PartSAM
+from .methods.saf import SAF
+from .methods.sam import ASAM, SAM
+from .methods.slicesam import SliceSAM
+from .methods.sometimes import SometimesSAM
+from .methods.unbiased import UnbiasedSAM
 from .step import SharpnessAware
 
 Settings = Mapping[str, Any]
@@ -89,6 +100,20 @@ def _esam_cost(settings: Settings) -> float:
     return float(1 + backward + ranking + 3 * settings["gamma"])
 
 
+def _slice_cost(settings: Settings) -> float:
+    runs = 1 if settings["ranking"] == "random" or settings["share"] == 1 else 2  # a ranked slice runs at theta again
+    return float(3 + 3 * runs * settings["share"] / settings["k"])
+
+
+def _part_cost(settings: Settings) -> float:
+    first = 3 if settings["tensors"] == "all" else 2  # norm layers have next to no weights
+    return float(first * settings["share"] + 3 * (settings["share"] if settings["descent"] == "part" else 1))
+
+
+def _sometimes_cost(settings: Settings) -> float:
+    return float(3 + 3 * settings["share"])
+
+
 RECOMMENDED = "sam"
 """The method that we recommend, by the evidence so far: none of the cheaper ones keeps SAM's accuracy everywhere."""
 
@@ -100,6 +125,13 @@ METHODS: dict[str, Method] = {
         BasePart,
         "#828cd2",
         lambda settings: 3 * settings["gamma"],
+    ),
+    "base-ema": Method(
+        "{base}, averaged",
+        "The control: the base, evaluated at a running average of its weights.",
+        BaseAverage,
+        "#3f8f8f",
+        lambda _: 3.0,
     ),
     "sam": Method("SAM", "The gradient at theta + rho g / ‖g‖.", SAM, "#d17a12", lambda _: 6.0),
     "asam": Method("ASAM", "A neighbourhood that scales with the weights.", ASAM, "#b0329c", lambda _: 6.0),
@@ -125,4 +157,81 @@ METHODS: dict[str, Method] = {
         _esam_cost,
         {"ranking": "random", "mask": "suffix"},
     ),
+    "esam-follow": Method(
+        "ESAM, gamma following",
+        "ESAM that keeps more of each batch as long as the loss is high.",
+        FollowingESAM,
+        "#1e5fa8",
+        _esam_cost,
+    ),
+    "slicesam": Method(
+        "SliceSAM",
+        "The batch's gradient, with SAM's correction from an eighth of the batch.",
+        SliceSAM,
+        "#0b6e4f",
+        _slice_cost,
+    ),
+    "sam-ascent-part": Method(
+        "SAM, ascent on a part", "eps from a quarter of the batch; all of it descends.", PartSAM, "#a8761e", _part_cost
+    ),
+    "sam-descent-part": Method(
+        "SAM, descent on a part",
+        "eps from the whole batch; a random half of it descends.",
+        ESAM,
+        "#c99a4b",
+        _esam_cost,
+        {"beta": 1.0, "ranking": "random"},
+    ),
+    "sam-half": Method(
+        "SAM on a half",
+        "Both passes on one random half of the batch.",
+        PartSAM,
+        "#8f5a00",
+        _part_cost,
+        {"share": 0.5, "descent": "part"},
+    ),
+    "sam-on": Method(
+        "SAM-ON",
+        "SAM in the norm layers alone.",
+        PartSAM,
+        "#7a9e1f",
+        _part_cost,
+        {"share": 1.0, "tensors": "norm", "rho": 0.5},
+    ),
+    "sam-late": Method("SAM, late", "SAM in the last quarter of training.", SometimesSAM, "#9b6b9e", _sometimes_cost),
+    "sam-early": Method(
+        "SAM, early",
+        "SAM in the first quarter of training.",
+        SometimesSAM,
+        "#b98abd",
+        _sometimes_cost,
+        {"when": "early"},
+    ),
+    "sam-every": Method(
+        "SAM, every fourth", "SAM in every fourth step.", SometimesSAM, "#774a7a", _sometimes_cost, {"when": "every"}
+    ),
+    "ae-sam": Method("AE-SAM", "SAM where the gradient norm is high for its time.", AESAM, "#d1495b", lambda _: 4.5),
+    "sam-unbiased": Method(
+        "SAM, unbiased part",
+        "The second pass on a part, drawn by the loss and weighted back.",
+        UnbiasedSAM,
+        "#5f7f2f",
+        lambda settings: 3 + 3 * settings["gamma"],
+    ),
+    "msam": Method("Momentum-SAM", "One pass, at a point against the momentum.", MomentumSAM, "#e07a5f", lambda _: 3.0),
+    "msam-along": Method(
+        "Momentum-SAM, along",
+        "One pass, at a point along the momentum.",
+        MomentumSAM,
+        "#b8482e",
+        lambda _: 3.0,
+        {"direction": "along", "rho": 0.1},
+    ),
+    "rwp": Method(
+        "Random perturbation", "One pass, at a random point nearby.", RandomPerturbation, "#81858a", lambda _: 3.0
+    ),
+    "head-sam": Method(
+        "Head-SAM", "SAM in the last layer, sample by sample, in closed form.", HeadSAM, "#4a6fa5", lambda _: 3.0
+    ),
+    "saf": Method("SAF", "Outputs stay near those of three epochs ago.", SAF, "#6d597a", lambda _: 3.0),
 }

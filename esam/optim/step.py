@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, Literal, final
 
@@ -21,8 +21,8 @@ from .combine import added
 from .graph import graph_of
 from .parallel import Gradients, refusing_hidden_replicas
 from .perturb import perturbed, warn_of_rounding
-from .ranking import Candidates, HeadWatch
-from .underway import Group, Step, Targets
+from .ranking import Candidates, HeadWatch, Weighted
+from .underway import Group, Kept, Role, Step, Targets
 from .wrapper import Wrapper
 
 
@@ -50,8 +50,14 @@ class SharpnessAware(Wrapper):
     """Whether ``select`` looks at what the last linear layer saw."""
     draws_samples = False
     """Whether ``part`` or ``select`` draws random numbers."""
-    runs_rest = True
-    """Whether the samples outside ``part`` run in the first pass too."""
+    parted: Literal["no", "drawn", "ranked"] = "no"
+    """Whether a part S of each batch runs apart in the first pass, and how it is chosen: its gradient gives eps."""
+    first_on: Literal["batch", "part"] = "batch"
+    """Where there is a part: what runs at theta."""
+    second_on: Literal["batch", "part"] = "part"
+    """Where there is a part: what runs at theta + eps."""
+    blind = False
+    """Whether eps needs no gradient: one pass, at theta + eps, is then the whole step."""
     second_weight = 1.0
     """Factor on the second gradient."""
 
@@ -86,15 +92,27 @@ class SharpnessAware(Wrapper):
         return targets
 
     def part(self, size: int, generator: torch.Generator) -> Tensor:
-        """Return the indices of the part S of a batch that runs apart in the first pass: its gradient gives eps."""
+        """Return the indices of the part S of a batch of that size, drawn before it runs."""
         raise NotImplementedError
+
+    def ranked_part(self, batch: Candidates) -> Tensor:
+        """Return the indices of S by what the whole batch showed at theta; S then runs there once more."""
+        raise NotImplementedError
+
+    def blind_eps(self, targets: Targets) -> tuple[list[Tensor], Eps]:
+        """Return weights and a perturbation of them that no gradient of this step is needed for."""
+        raise NotImplementedError
+
+    def worth(self, norm: float) -> bool:
+        """Tell, by the norm of the first gradient, whether the second pass is worth its price; else the first steps."""
+        return True
 
     def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
         """Return eps for the drawn tensors that have a gradient: by default SAM's, ``rho g / ||g||``."""
         return l2_ascent(gradients, drawn.rho, self.parallel.norm(gradients))
 
-    def select(self, batch: Candidates) -> Tensor | None:
-        """Return the indices of the samples that take the second pass; None for all of them."""
+    def select(self, batch: Candidates) -> Tensor | Weighted | None:
+        """Return the indices of the samples that take the second pass, perhaps with weights; None for all of them."""
         raise NotImplementedError
 
     def remainder(self, batch: Gradients, part: Gradients) -> Gradients:
@@ -103,6 +121,17 @@ class SharpnessAware(Wrapper):
 
     def combine(self, first: Gradients | None, scale: float) -> None:
         """Change ``.grad``, which is ``scale`` times the gradient; ``first`` as at theta; None: not perturbed."""
+
+    def around_passes(self) -> AbstractContextManager[Any]:
+        """Return what is in force while a batch runs at theta: hooks on the model."""
+        return nullcontext()
+
+    def after_step(self) -> None:
+        """Learn that the base has stepped."""
+
+    def evaluation_weights(self) -> AbstractContextManager[Any]:
+        """Hold the model, inside this block, at the weights to evaluate and to keep: by default those it has."""
+        return nullcontext()
 
     # The phases -----------------------------------------------------------------------------------------------------
 
@@ -135,7 +164,7 @@ class SharpnessAware(Wrapper):
             first, scaler = None, _enabled(scaler)
             if step.perturbs:
                 self._close(step, scaler, last=True)
-                if self.whole_gradient:
+                if self.whole_gradient and step.perturbs:
                     first = self.parallel.mean(step.first, step.parameters)
             elif not step.synchronised:
                 self._finish_plain(step)
@@ -192,8 +221,11 @@ class SharpnessAware(Wrapper):
     def _move(self, scaler: GradScaler | None) -> None:
         """Let the base step. Once it begins, the step counts: an error then takes nothing back."""
 
+        began = False
+
         def begin(*_: Any) -> None:
-            self._step = None
+            nonlocal began
+            self._step, began = None, True
 
         handle = self.base.register_step_pre_hook(begin)  # the last of them
         try:
@@ -204,6 +236,8 @@ class SharpnessAware(Wrapper):
                 scaler.step(self.base)
         finally:
             handle.remove()
+            if began:
+                self.after_step()
         self._step = None
 
     @contextmanager
@@ -240,8 +274,11 @@ class SharpnessAware(Wrapper):
         step = Step(parameters, Buffers(self.model), self.generator.get_state(), self.memory())
         self._step = step
         if targets and self.perturbs_now():
-            step.perturbs, step.drawn = True, self.mask(targets)
+            step.perturbs, step.drawn = not self.blind, self.mask(targets)
             step.wanted = self._targets(perturbable=False) if self.whole_gradient else step.drawn
+            if self.blind:
+                with torch.no_grad():
+                    step.moved = self.blind_eps(step.drawn)
         if self.draws_samples:
             seed = int(torch.randint(2**62, (), generator=self.generator, device="cpu"))
             step.samples = torch.Generator().manual_seed(seed + self.parallel.rank)
@@ -251,12 +288,14 @@ class SharpnessAware(Wrapper):
         with self._phase():
             step = self._begin() if self._step is None or self._step.ready else self._step
             done: list[tuple[Tensor, Piece]] = []
-            with refusing_hidden_replicas(self.model, self.parallel):
-                for piece, apart in self._pieces(step, closure, size, scaler):
+            hidden, around = refusing_hidden_replicas(self.model, self.parallel), self.around_passes()
+            with hidden, around, perturbed(*step.moved, on_move=self.parallel.moved):
+                for piece, role in self._pieces(step, closure, size, scaler):
                     if step.perturbs:
-                        done.append((self._first_pass(step, piece, scaler, apart=apart), piece))
+                        losses = self._first_pass(step, piece, scaler, role)
                     else:
-                        done.append((self._plain_pass(step, piece, scaler, last=last), piece))
+                        losses = self._plain_pass(step, piece, scaler, last=last)
+                    done += [(losses, piece)] if role.counted else []
         if len(done) == 1:
             return done[0][0]
         order = torch.cat([piece.samples for _, piece in done if piece.samples is not None]).argsort()
@@ -264,23 +303,25 @@ class SharpnessAware(Wrapper):
 
     def _pieces(
         self, step: Step, closure: Closure, size: int | None, scaler: GradScaler | None
-    ) -> Iterator[tuple[Piece, bool]]:
-        """Cut a micro-batch as the method wants it; yields each piece and whether it is the part that runs apart."""
+    ) -> Iterator[tuple[Piece, Role]]:
+        """Cut a micro-batch as the method wants it; a piece has run when the next is asked for."""
         devices = frozenset(p.device for p in step.parameters if not p.is_cpu)
         whole = Piece(closure, devices, size, one_loss_each=self.reads_losses)
-        m, parted = self.m if step.perturbs else None, self._overrides("part")
-        if m is None and not parted:
-            yield whole, False
+        m = self.m if step.perturbs else None
+        parted = self.parted if step.perturbs or self.first_on == self.second_on == "part" else "no"
+        if parted == "ranked":
+            yield whole, Role(second=False)
+            part = self.ranked_part(self._candidates(step, [len(step.group.pieces) - 1]))
+            yield replace(whole, size=len(part), samples=part), Role(counted=False, apart=True, moves_buffers=False)
+            return
+        if m is None and parted == "no":
+            yield whole, Role()
             return
         if size is None:
             with kept_buffers(self.model), self.parallel.unsynchronised():
                 size = whole.measured_size()
-        if parted:
-            part = self.part(size, step.samples or self.generator)
-            rest = torch.ones(size, dtype=torch.bool, device=part.device).index_fill(0, part, False).nonzero().flatten()
-            yield replace(whole, size=len(part), samples=part), True
-            if self.runs_rest and len(rest):
-                yield replace(whole, size=len(rest), samples=rest), False
+        if parted == "drawn":
+            yield from self._in_parts(step, replace(whole, size=size), size)
             return
         start = 0
         while m is not None and start < size:
@@ -288,15 +329,32 @@ class SharpnessAware(Wrapper):
                 self._close(step, scaler, last=False)
             stop = min(size, start + m - step.group.size)
             samples = torch.arange(start, stop, device="cpu") if stop - start < size else None
-            yield replace(whole, size=stop - start, samples=samples), False
+            yield replace(whole, size=stop - start, samples=samples), Role()
             start = stop
+
+    def _in_parts(self, step: Step, whole: Piece, size: int) -> Iterator[tuple[Piece, Role]]:
+        """Cut a batch into its part, which runs first, and the rest."""
+        part = self.part(size, step.samples or self.generator)
+        rest = torch.ones(size, dtype=torch.bool, device=part.device).index_fill(0, part, False).nonzero().flatten()
+        if len(rest) == 0 and len(part) == size:
+            yield whole, Role(apart=True)
+            return
+        runs_rest, again = self.first_on == "batch", self.second_on == "part"
+        if not again:
+            whole.remember_random_state()
+            step.group.second.append(whole)
+        # statistics of a few samples would be as loud as those of the many
+        few = runs_rest and len(part) < len(rest)
+        yield replace(whole, size=len(part), samples=part), Role(apart=True, second=again, moves_buffers=not few)
+        if runs_rest:
+            yield replace(whole, size=len(rest), samples=rest), Role(second=False, moves_buffers=few)
 
     def _plain_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, last: bool) -> Tensor:
         """Add a piece's gradient at theta to ``.grad``, in units of the first piece's size."""
         group = step.group
         with nullcontext() if last else self.parallel.unsynchronised():
             loss = mean_of(piece.first_losses())
-            group.add(piece)
+            group.pieces.append(piece)
             share = piece.count(None) / group.pieces[0].count(None)
             if last and len(group.pieces) > 1:  # ranks differ in size, so scale before they exchange gradients
                 whole = group.pieces[0].count(None) / group.size
@@ -314,7 +372,7 @@ class SharpnessAware(Wrapper):
         for n, gradient in self.parallel.mean(found, step.parameters).items():
             step.parameters[n].grad = gradient
 
-    def _first_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, apart: bool) -> Tensor:
+    def _first_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, role: Role) -> Tensor:
         """Add a piece's losses at theta and their gradient to its group; ``.grad`` is not touched.
 
         Nothing is computed for tensors that are not wanted, and backward stops at the earliest that is.
@@ -322,8 +380,10 @@ class SharpnessAware(Wrapper):
         group, wanted = step.group, step.wanted
         if self.reads_head and group.watch is None:
             group.watch = HeadWatch(self.model)
-        watch = group.watch
-        with self.parallel.unsynchronised(), nullcontext() if watch is None else watch.watching():
+        watch = group.watch if role.counted else None
+        watching = nullcontext() if watch is None else watch.watching()
+        buffers = nullcontext() if role.moves_buffers else kept_buffers(self.model)
+        with self.parallel.unsynchronised(), watching, buffers:
             losses = piece.first_losses()
             inputs: list[Any] = list(wanted.weights)
             if wanted.left_out and self.parallel.sharded:  # the whole backward runs, and tells what it reached
@@ -341,10 +401,13 @@ class SharpnessAware(Wrapper):
             watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
         pairs = zip(wanted.index, found, strict=False)
         gradients = {n: g.to_dense() if g.is_sparse else g for n, g in pairs if g is not None}
-        group.add(piece, apart)
-        group.batch.add(gradients, piece.count(None))
-        if apart:
+        if role.counted:
+            group.pieces.append(piece)
+            group.batch.add(gradients, piece.count(None))
+        if role.apart:
             group.part.add(gradients, piece.count(None))
+        if role.second:
+            group.second.append(piece)
         return piece.losses
 
     def _close(self, step: Step, scaler: GradScaler | None, *, last: bool) -> None:
@@ -357,12 +420,16 @@ class SharpnessAware(Wrapper):
         share = self._share(step, last=last)
         if scaler is not None and not math.isfinite(parallel.norm(list(gradients.values()))):
             share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
+        elif self._overrides("worth") and not self._worth(gradients):
+            step.perturbs = False
+            for n, gradient in parallel.mean(gradients, step.parameters).items():
+                self._set_gradient(step, n, gradient, scale)
+            return
         if self.whole_gradient:
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
-                step.parameters[n].grad = torch.empty_like(step.parameters[n])
-                torch.mul(remainder, scale, out=parallel.local([step.parameters[n].grad])[0])
+                self._set_gradient(step, n, remainder, scale)
         source = part if group.part.samples else gradients
         reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
         del gradients, part, source
@@ -399,18 +466,42 @@ class SharpnessAware(Wrapper):
         with torch.no_grad():
             return reached, self.ascent(reached, [source[n] for n in reached.index])
 
-    def _selected(self, step: Step) -> list[tuple[Piece, Tensor | None]]:
+    def _worth(self, gradients: Gradients) -> bool:
+        """Ask the method, with the same norm on every rank."""
+        norm = self.parallel.mean_squares([self.parallel.norm(list(gradients.values()))])[0]
+        return self.worth(math.nan if norm is None else norm)
+
+    def _set_gradient(self, step: Step, n: int, gradient: Tensor, scale: float) -> None:
+        step.parameters[n].grad = torch.empty_like(step.parameters[n])
+        torch.mul(gradient, scale, out=self.parallel.local([step.parameters[n].grad])[0])
+
+    def _selected(self, step: Step) -> list[Kept]:
         """Return the pieces of the second pass, each with the samples to keep of it."""
-        every = list(range(len(step.group.pieces)))
+        every = list(range(len(step.group.second)))
         if not self._overrides("select"):
-            return [(piece, None) for piece in step.group.pieces]
+            return [Kept(piece) for piece in step.group.second]
         if not self.parallel.sharded:
             return self._selected_in(step, every)
         # every rank of a sharded model must run every piece, or the others wait for it: each selects for itself
         return [kept for number in every for kept in self._selected_in(step, [number])]
 
-    def _selected_in(self, step: Step, numbers: list[int]) -> list[tuple[Piece, Tensor | None]]:
+    def _selected_in(self, step: Step, numbers: list[int]) -> list[Kept]:
+        pieces = [step.group.second[i] for i in numbers]
+        found = self.select(self._candidates(step, numbers))
+        if found is None:
+            return [Kept(piece) for piece in pieces]
+        if not all(piece.counted for piece in pieces):
+            raise ValueError(UNCOUNTED)
+        keep, weights = (found.indices, found.weights) if isinstance(found, Weighted) else (found, None)
+        lonely = weights is not None or len(pieces) > 1
+        least = 2 if lonely and has_batch_statistics(self.model) else 1
+        return [Kept(*kept) for kept in split_by_piece(keep, pieces, weights, least=least)]
+
+    def _candidates(self, step: Step, numbers: list[int]) -> Candidates:
+        """Return what a method may choose by among the samples of these pieces."""
         group, pieces = step.group, [step.group.pieces[i] for i in numbers]
+        # what is descended: minus the losses where the base maximises them
+        sign = -1 if all(g.get("maximize") for g in self.param_groups) else 1
 
         def perturbed_losses() -> Tensor:
             with without_graph():
@@ -419,26 +510,19 @@ class SharpnessAware(Wrapper):
             return sign * again
 
         head = None if group.watch is None else group.watch.head(numbers)
-        apart = [group.apart[i] for i in numbers for _ in range(group.pieces[i].count(None))]
-        losses = torch.cat([piece.losses for piece in pieces])
-        # what is descended: minus the losses where the base maximises them
-        sign = -1 if all(g.get("maximize") for g in self.param_groups) else 1
-        part = torch.tensor(apart, device="cpu").nonzero().flatten()
-        keep = self.select(Candidates(sign * losses, perturbed_losses, step.samples or self.generator, head, part))
-        if keep is None:
-            return [(piece, None) for piece in pieces]
-        if not all(piece.counted for piece in pieces):
-            raise ValueError(UNCOUNTED)
-        return split_by_piece(keep, pieces, least=2 if len(pieces) > 1 and has_batch_statistics(self.model) else 1)
+        losses = sign * torch.cat([piece.losses for piece in pieces])
+        return Candidates(losses, perturbed_losses, step.samples or self.generator, head)
 
-    def _second_pass(
-        self, keeps: list[tuple[Piece, Tensor | None]], share: float, scaler: GradScaler | None, *, last: bool
-    ) -> None:
+    def _second_pass(self, keeps: list[Kept], share: float, scaler: GradScaler | None, *, last: bool) -> None:
         """Add ``share`` times the mean gradient of the kept samples to ``.grad``; ranks exchange it on the last."""
-        kept = sum(piece.count(keep) for piece, keep in keeps)
-        for number, (piece, keep) in enumerate(keeps, start=1):
+        count = sum(kept.count for kept in keeps)
+        for number, kept in enumerate(keeps, start=1):
             with nullcontext() if last and number == len(keeps) else self.parallel.unsynchronised():
-                _backward(mean_of(piece.losses_again(keep)), share * piece.count(keep) / kept, scaler)
+                losses = kept.piece.losses_again(kept.samples)
+                if kept.weights is None:
+                    _backward(mean_of(losses), share * kept.count / count, scaler)
+                else:
+                    _backward((losses * kept.weights.to(losses)).sum(), share, scaler)
 
     # What the flow needs --------------------------------------------------------------------------------------------
 

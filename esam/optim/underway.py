@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .ascent import Eps
 from .batch import Piece
 from .buffers import Buffers
 from .combine import MeanGradient
@@ -39,13 +40,41 @@ class Targets:
         return Targets(weights, rho, [self.index[i] for i in picks], self.left_out + out)
 
 
+@dataclass(frozen=True)
+class Role:
+    """What a piece of a batch that runs at theta is there for."""
+
+    counted: bool = True
+    """Its gradient is a part of the batch's."""
+    apart: bool = False
+    """Its gradient gives eps."""
+    second: bool = True
+    """It runs at theta + eps too."""
+    moves_buffers: bool = True
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Samples of a piece that take the second pass: all, some, or some with weights that sum over the batch."""
+
+    piece: Piece
+    samples: Tensor | None = None
+    weights: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return self.piece.count(self.samples)
+
+
 @dataclass
 class Group:
     """Samples that share one perturbation, as far as their first pass has come."""
 
     pieces: list[Piece] = field(default_factory=list)
-    apart: list[bool] = field(default_factory=list)
-    """Which pieces a method runs apart."""
+    """What has run at theta, and makes up the batch."""
+    second: list[Piece] = field(default_factory=list)
+    """What is to run at theta + eps."""
     batch: MeanGradient = field(default_factory=MeanGradient)
     part: MeanGradient = field(default_factory=MeanGradient)
     """Of the samples that run apart."""
@@ -57,11 +86,6 @@ class Group:
     def size(self) -> int:
         """How many samples have run."""
         return sum(piece.count(None) for piece in self.pieces)
-
-    def add(self, piece: Piece, apart: bool = False) -> None:
-        """Add a piece that has run."""
-        self.pieces.append(piece)
-        self.apart.append(apart)
 
 
 @dataclass
@@ -77,6 +101,8 @@ class Step:
     """What is perturbed."""
     wanted: Targets = field(default_factory=lambda: Targets([], [], []))
     """What the first pass differentiates."""
+    moved: tuple[list[Tensor], Eps] = field(default_factory=lambda: ([], Eps([], [])))
+    """Weights that this step moves before its first pass, and by what."""
     samples: torch.Generator | None = None
     """Draws samples, on each rank its own; masks are drawn from the optimizer's generator, alike on every rank."""
     group: Group = field(default_factory=Group)

@@ -7,10 +7,10 @@ from typing import Literal, final
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import Eps, adaptive_ascent
-from .checks import checked_number
-from .step import SharpnessAware
-from .underway import Targets
+from ..ascent import Eps, adaptive_ascent
+from ..checks import checked_number
+from ..step import SharpnessAware
+from ..underway import Targets
 
 
 @final

@@ -8,10 +8,10 @@ from typing import Any, Literal, final
 from torch import nn
 from torch.optim import Optimizer
 
-from .checks import checked_count, checked_number
-from .combine import add_to_length, added, orthogonal_part
-from .parallel import Gradients
-from .step import SharpnessAware
+from ..checks import checked_count, checked_number
+from ..combine import add_to_length, added, orthogonal_part
+from ..parallel import Gradients
+from ..step import SharpnessAware
 
 
 @final

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .checks import checked_share
-from .ranking import keep_highest
-from .step import SharpnessAware
+from ..checks import checked_share
+from ..ranking import keep_highest
+from ..step import SharpnessAware
 
 
 @final
@@ -32,7 +32,8 @@ class BasePart(SharpnessAware):
     The control for every method whose descent sees only a part of each batch: ``gamma``, in (0, 1], is that part.
     """
 
-    runs_rest = False
+    parted = "drawn"
+    first_on = second_on = "part"
     draws_samples = True
 
     def __init__(self, base: Optimizer, model: nn.Module, *, gamma: float = 0.5, seed: int | None = None) -> None:

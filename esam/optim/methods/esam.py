@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .ascent import Eps, l2_ascent, root_sum_of_squares
-from .buffers import has_batch_statistics
-from .checks import checked_share
-from .mask import DrawMask, checked_mask
-from .parallel import Gradients
-from .ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
-from .step import SharpnessAware
-from .underway import Targets
+from ..ascent import Eps, l2_ascent, root_sum_of_squares
+from ..buffers import has_batch_statistics
+from ..checks import checked_share
+from ..mask import DrawMask, checked_mask
+from ..parallel import Gradients
+from ..ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
+from ..step import SharpnessAware
+from ..underway import Targets
 
 
-@final
 class ESAM(SharpnessAware):
     """Step like SAM for less: a random share of the tensors is perturbed, a chosen share of the samples trains.
 
@@ -109,9 +108,13 @@ class ESAM(SharpnessAware):
         """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""
         if self.gamma == 1:
             return None
-        scores = checked_scores(self.ranking(batch), batch)
-        lonely = len(scores) > 1 and round(self.gamma * len(scores)) < 2
-        return keep_highest(scores, self.gamma, least=2 if lonely and has_batch_statistics(self.model) else 1)
+        scores, share = checked_scores(self.ranking(batch), batch), self.kept_share()
+        lonely = len(scores) > 1 and round(share * len(scores)) < 2
+        return keep_highest(scores, share, least=2 if lonely and has_batch_statistics(self.model) else 1)
+
+    def kept_share(self) -> float:
+        """Return the share of this step's samples that takes the second pass."""
+        return self.gamma
 
     def combine(self, first: Gradients | None, scale: float) -> None:
         """Remember the norms of this step: the same ones on every rank."""
