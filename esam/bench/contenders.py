@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from esam.optim import ESAM, METHODS
 from esam.optim.mask import Mask, run_to_the_output, share_of_full_draws, suffix
+from esam.optim.methods.saf import SAF
 from esam.train.history import ALIASES
 from esam.train.names import did_you_mean
 
@@ -73,9 +74,14 @@ class Registered:
         optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
         if isinstance(optimizer, ESAM) and optimizer.draw_mask is suffix:
             optimizer.draw_mask = EvenSuffix()
-        return lambda: optimizer.step(
-            lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), batch_size=len(y)
-        )
+        samples = torch.arange(len(y))
+
+        def closure(keep: slice | Tensor) -> Tensor:
+            outputs = model(x[keep])
+            losses = F.cross_entropy(outputs, y[keep], reduction="none")
+            return losses + optimizer.trajectory_loss(outputs, samples[keep]) if isinstance(optimizer, SAF) else losses
+
+        return lambda: optimizer.step(closure, batch_size=len(y))
 
 
 def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:

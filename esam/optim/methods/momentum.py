@@ -65,7 +65,7 @@ class MomentumSAM(SharpnessAware):
         weights = self.parallel.local([targets.weights[i] for i, _ in found])
         momenta = self.parallel.local([momentum for _, momentum in found])
         rho = [-targets.rho[i] if self.direction == "against" else targets.rho[i] for i, _ in found]
-        if self.norm == "adaptive":
+        if found and self.norm == "adaptive":
             return weights, adaptive_ascent(weights, momenta, rho, eta=0.01, norm_of=self.parallel.norm)
         return weights, l2_ascent(momenta, rho, self.parallel.norm(momenta))
 
