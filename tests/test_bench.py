@@ -42,6 +42,7 @@ def test_the_counted_cost_is_the_sum_of_the_parts():
 
 def test_every_contender_steps_and_is_compared_with_the_base_and_sam():
     names = [*METHODS, *FORMS]
+    names.remove("sam-on")  # this model has no norm layers
     result = bench_steps(TINY, {name: contender(name) for name in names})
     for name in names:
         row = result["contenders"][name]

@@ -105,7 +105,7 @@ def test_a_slices_step_is_the_batchs_gradient_and_the_slices_correction():
 
 
 def test_the_mean_over_all_slices_is_sam_with_groups_of_their_size():
-    """Every way to part six samples into groups of two is as likely: their mean correction is that of a random slice."""
+    """Every pair of six samples is as likely: the mean of all pairs is SAM with groups of two, over all groupings."""
     p = problem(batch=6)
     weights = list(p.model.parameters())
     whole = reference.gradient(p.closure, weights)
@@ -374,7 +374,11 @@ def test_the_average_is_that_of_the_weights_and_is_there_in_its_block_alone():
     for t in range(30):
         optimizer.step(p.closure)
         decay = min(0.9, (1 + t) / (10 + t)) if t else 0.0
-        average = p.weights if average is None else [decay * a + (1 - decay) * w for a, w in zip(average, p.weights)]
+        average = (
+            p.weights
+            if average is None
+            else [decay * a + (1 - decay) * w for a, w in zip(average, p.weights, strict=True)]
+        )
     assert_same(p.weights, plain, atol=0)
     with optimizer.evaluation_weights():
         assert_same(p.weights, average)
