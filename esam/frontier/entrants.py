@@ -20,8 +20,8 @@ class Entrant:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     knob: str | None = None
     """The setting that is searched beside learning rate and weight decay."""
-    values: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    """The knob's default, a stronger and a weaker value."""
+    values: tuple[float, float] = (0.0, 0.0)
+    """The knob's default, and a stronger value."""
     length: float = 1.0
     """Epochs, as a multiple of the regime's."""
     control: bool = False
@@ -40,10 +40,10 @@ class Entrant:
 
 
 def _radius(name: str, rho: float, *, method: str = "", title: str = "", knob: str = "rho", **more: Any) -> Entrant:
-    """Return an entrant whose radius is searched: its default, twice and half of it."""
+    """Return an entrant whose radius is searched: its default, and twice that."""
     length = more.pop("length", 1.0)
     control = more.pop("control", False)
-    values = (rho, 2 * rho, rho / 2)
+    values = (rho, 2 * rho)
     return Entrant(name, method or name, title, more, knob, values, length, control)
 
 
@@ -51,7 +51,7 @@ _ALL = (
     Entrant("base", "base", control=True),
     Entrant("base-long", "base", "{base}, twice as long", length=2, control=True),
     Entrant("base-half", "base-part", "{base} on half of each batch", {"gamma": 0.5}, control=True),
-    Entrant("base-ema", "base-ema", knob="decay", values=(0.98, 0.99, 0.95), control=True),
+    Entrant("base-ema", "base-ema", knob="decay", values=(0.98, 0.99), control=True),
     _radius("sam-short", 0.1, method="sam", title="SAM, half as long", length=0.5, control=True),
     _radius("sam", 0.1),
     _radius("asam", 1.0),

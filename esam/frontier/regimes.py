@@ -71,18 +71,5 @@ REGIMES: dict[str, Regime] = {
                 lr=0.02,
             ),
         ),
-        Regime(
-            "digits",
-            "Digits, 30 % wrong labels",
-            "a small net with GroupNorm",
-            replace(
-                _SGD,
-                data="esam.frontier.tasks:digits",
-                model="cnn",
-                train_size=1_000,
-                epochs=40,
-                label_noise=0.3,
-            ),
-        ),
     )
 }

@@ -10,7 +10,7 @@ Accuracies = Mapping[str, Mapping[str, float]]
 
 BELOW_BASE = 2.0
 BEATEN_BY = 1.0
-FEWEST_METHODS, MOST_METHODS = 12, 13
+FEWEST_METHODS, MOST_METHODS = 12, 12
 FINALISTS = 4
 
 
@@ -27,7 +27,7 @@ def survivors(
 
     A method is hopeless if its mean accuracy lies more than 2 points under the base's, or if someone who costs no more
     is better in every regime of the screening by more than a point. Where fewer than 12 methods would be left, the best
-    of the hopeless by mean accuracy go on as well; where more than 13, only the best that are not protected.
+    of the hopeless by mean accuracy go on as well; where more, only the best that are not protected.
     """
     means = {name: fmean(accuracies.values()) for name, accuracies in found.items()}
     staying = {
