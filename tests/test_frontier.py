@@ -170,8 +170,8 @@ def test_an_entrants_length_and_the_search_set_the_epochs():
 def test_points_try_each_value_and_ties_go_to_the_default():
     assert len(WITH_KNOB) == len(WITHOUT_KNOB)
     assert {point.value for point in WITH_KNOB} == {0, 1}
-    assert best_point(WITH_KNOB, [0.5, 0.5, 0.4, 0.5]) == Point()
-    assert best_point(WITH_KNOB, [0.5, 0.6, 0.4, 0.6]) == WITH_KNOB[1]
+    assert best_point(WITH_KNOB, [0.5, 0.4, 0.5]) == Point()
+    assert best_point(WITH_KNOB, [0.5, 0.6, 0.6]) == WITH_KNOB[1]
     with pytest.raises(ValueError, match="one accuracy"):
         best_point(WITH_KNOB, [0.5])
 
