@@ -16,6 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import (
+    SEVERAL,
     adamw,
     assert_near,
     assert_same,
@@ -36,7 +37,7 @@ pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed i
 
 BEFORE, AFTER = range(3), range(3, 6)
 ROWS = {
-    **METHODS,
+    **SEVERAL,
     # saved between two perturbed steps: the count and the part to reuse both matter
     "looksam": functools.partial(METHODS["looksam"], k=4),
     "esam-random, AdamW": METHODS["esam-random"],

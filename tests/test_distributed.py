@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import (
     BATCH,
     RANKS,
+    SEVERAL,
     Corrected,
     ESAMByHand,
     assert_near,
@@ -56,7 +57,7 @@ JOINED = {
 """Methods whose step, with one eps for all ranks, is that of one process on all samples."""
 
 ROWS = {
-    **METHODS,
+    **SEVERAL,
     "looksam": functools.partial(METHODS["looksam"], k=2),
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam, m": functools.partial(METHODS["esam"], m=3),
@@ -67,9 +68,9 @@ ROWS = {
 
 
 def settings_of(name, **wanted):
-    """Leave out what the base and its control do not take."""
-    if name.startswith("base"):
-        return {k: v for k, v in wanted.items() if k == "seed"}
+    """Leave out what a method does not take."""
+    if name in METHODS:
+        return {k: v for k, v in wanted.items() if k == "seed" or k in METHODS[name].options()}
     return {k: v for k, v in wanted.items() if not (k == "rho" and "rho 0" in name)}
 
 

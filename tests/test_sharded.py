@@ -16,6 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from two_ranks import (
     BATCH,
     RANKS,
+    SEVERAL,
     Corrected,
     ESAMByHand,
     adamw,
@@ -45,7 +46,7 @@ RHO = 0.2
 CUTS = (0, 3, 4, BATCH)
 
 ROWS = {
-    **METHODS,
+    **SEVERAL,
     "looksam": functools.partial(METHODS["looksam"], k=2),
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),

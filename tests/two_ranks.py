@@ -15,10 +15,14 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
+from esam import METHODS
 from esam.optim import SharpnessAware
 from esam.optim.ascent import l2_ascent
 
 RANKS = 2
+SEVERAL = {name: row for name, row in METHODS.items() if not name.startswith(("sam-late", "sam-early", "sam-every"))}
+for same in ("sam-on", "msam-along", "sam-descent-part", "rwp", "head-sam", "saf"):  # nothing of its own on ranks
+    del SEVERAL[same]
 BATCH = 8
 
 needs_gloo = pytest.mark.skipif(
@@ -160,7 +164,7 @@ def adamw(model):
 class Corrected(SharpnessAware):
     """A toy: the batch's gradient, corrected by half of what eps changes in that of its first two samples."""
 
-    takes_part = True
+    parted = "drawn"
     second_weight = 0.5
 
     def part(self, size, generator):
@@ -168,9 +172,6 @@ class Corrected(SharpnessAware):
 
     def ascent(self, chosen, gradients):
         return l2_ascent(gradients, chosen.rho, self.parallel.norm(gradients))
-
-    def select(self, batch):
-        return batch.part
 
     def remainder(self, batch, part):
         return {n: g - 0.5 * part[n] for n, g in batch.items()}

@@ -56,6 +56,11 @@ class Alone:
         sums = self._sum(values, self._groups if self.own_eps else ())  # one eps for all: they are the same
         return [math.sqrt(sums[i] / count) if count else None for i, count in enumerate(sums[len(known) :])]
 
+    def mean_number(self, value: float) -> float:
+        """Return the mean of a number over the ranks: the same bits on all of them."""
+        total, count = self._sum([value, 1.0], self._groups)
+        return total / count
+
     def union(self, places: Container[int], count: int) -> set[int]:
         """Return those of the places 0 ... count - 1 that are among ``places`` on any rank."""
         return {n for n, r in enumerate(self._sum([float(n in places) for n in range(count)], self._groups)) if r}

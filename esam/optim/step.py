@@ -468,8 +468,8 @@ class SharpnessAware(Wrapper):
 
     def _worth(self, gradients: Gradients) -> bool:
         """Ask the method, with the same norm on every rank."""
-        norm = self.parallel.mean_squares([self.parallel.norm(list(gradients.values()))])[0]
-        return self.worth(math.nan if norm is None else norm)
+        norm = self.parallel.norm(list(gradients.values()))
+        return self.worth(math.sqrt(self.parallel.mean_number(norm * norm)))
 
     def _set_gradient(self, step: Step, n: int, gradient: Tensor, scale: float) -> None:
         step.parameters[n].grad = torch.empty_like(step.parameters[n])

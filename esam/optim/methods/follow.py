@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, final
 
 from torch import Tensor
@@ -39,8 +40,8 @@ class FollowingESAM(ESAM):
 
     def after_step(self) -> None:
         """Move the running mean."""
-        loss = self.parallel.mean_squares([max(0.0, self._now)])[0] if self.gamma < 1 else None
-        if loss is not None:
+        loss = self.parallel.mean_number(max(0.0, self._now)) if self.gamma < 1 else math.nan
+        if math.isfinite(loss):
             self._first = loss if self._first < 0 else self._first
             self._mean = loss if self._mean < 0 else self.DECAY * self._mean + (1 - self.DECAY) * loss
 
