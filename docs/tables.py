@@ -75,9 +75,18 @@ def headline() -> str:
 
 
 def methods() -> str:
-    """Return every row of the registry: what it does, what it costs."""
+    """Return the methods and controls of the registry: what each does, what it costs."""
+    return _rows("method", "control")
+
+
+def studied() -> str:
+    """Return the steps that are there to be compared."""
+    return _rows("study")
+
+
+def _rows(*kinds: str) -> str:
     rows = []
-    for name, row in METHODS.items():
+    for name, row in ((name, row) for name, row in METHODS.items() if row.kind in kinds):
         own = ", ".join(f"{key}={value}" for key, value in row.settings.items())
         built = f"`{row.build.__name__}(..., {own})`" if own else f"`{row.build.__name__}`"
         rows.append((f"`{name}`", built, row.summary, f"{row.units():.3g}"))
@@ -110,6 +119,7 @@ def wrapper() -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "methods": methods,
+    "studied": studied,
     "claims": claims,
     "steps-resnet18": lambda: as_markdown(steps_sheet(record("speed/resnet18.json"))),
     "steps-vit-tiny": lambda: as_markdown(steps_sheet(record("speed/vit-tiny.json"))),

@@ -211,7 +211,7 @@ def contrast(one, other):
 
 @pytest.mark.parametrize("vision", VISION)
 def test_every_colour_stands_out_on_both_grounds_and_from_every_other(vision):
-    palette = [*(row.colour for row in METHODS.values()), SPARE]
+    palette = [*(row.colour for row in METHODS.values() if row.colour), SPARE]
     assert min(contrast(colour, ground) for colour in palette for ground in (LIGHT, DARK)) >= 3
     xyz = (linear(*palette) @ torch.tensor(VISION[vision]).float().T).clamp(0, 1) @ XYZ.T
     lab = torch.where(xyz > 0.008856, xyz ** (1 / 3), 7.787 * xyz + 16 / 116) @ LAB.T
@@ -220,10 +220,11 @@ def test_every_colour_stands_out_on_both_grounds_and_from_every_other(vision):
 
 def test_the_first_of_a_method_has_its_colour_and_as_many_names_as_there_are_colours_share_none():
     names = {"SGD": "base", "ESAM": "esam", "ESAM (gamma 0.25)": "esam"}
-    names |= {str(number): "new" for number in range(len(METHODS) - 2)}
+    own = [row.colour for row in METHODS.values() if row.colour]
+    names |= {str(number): "new" for number in range(len(own) - 2)}
     colours = assign_colours(names)
     assert (colours["SGD"], colours["ESAM"]) == (METHODS["base"].colour, METHODS["esam"].colour)
-    assert len(set(colours.values())) == len(names) == len(METHODS) + 1
+    assert len(set(colours.values())) == len(names) == len(own) + 1
     assert len(assign_colours({str(number): "new" for number in range(20)})) == 20
 
 

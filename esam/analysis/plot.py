@@ -264,7 +264,7 @@ def _start(values: Numbers, spreads: Numbers) -> float:
 
 def _colours(names: Iterable[str], given: Colours | None = None) -> dict[str, str]:
     names = list(names)
-    own = {row.named("SGD"): row.colour for row in METHODS.values()}
+    own = {row.named("SGD"): row.colour for row in METHODS.values() if row.colour}
     spare = itertools.cycle([colour for title, colour in own.items() if title not in names] or own.values())
     return {**{name: own.get(name) or next(spare) for name in names}, **(given or {})}
 

@@ -27,10 +27,10 @@ def methods(arguments: list[str]) -> None:
     parse("methods", MethodsOptions, arguments)
     from esam.optim import METHODS
 
-    for name, method in METHODS.items():
+    for name, method in sorted(METHODS.items(), key=lambda row: row[1].kind == "study"):
         settings = ", ".join(f"{key}={value}" for key, value in method.effective().items() if value is not None)
         told = f"{method.named('SGD')}: {method.summary}"
-        print(f"{name:12} {method.units():4.3g} units  {told:78} {settings}".rstrip())
+        print(f"{name:16} {method.units():5.3g} units  {told:78} {settings}".rstrip())
 
 
 def models(arguments: list[str]) -> None:

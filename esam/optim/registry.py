@@ -6,7 +6,7 @@ import inspect
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 from torch.optim import Optimizer
@@ -40,12 +40,14 @@ class Method:
     summary: str
     """What a step does, in one sentence."""
     build: type[SharpnessAware]
-    colour: str
-    """In every chart, as #rrggbb."""
+    colour: str | None
+    """In every chart, as #rrggbb; None: whichever is free."""
     cost: Callable[[Settings], float]
     """All settings -> what a step costs, counted: a forward pass 1, a backward pass 1 for inputs and 1 for weights."""
     settings: Settings = field(default_factory=dict)
     """What makes the class this method."""
+    kind: Literal["method", "control", "study"] = "method"
+    """A method to train with; a control that gains are measured against; or a step that is there to be compared."""
 
     def __call__(self, base: Optimizer, model: nn.Module, **settings: Any) -> SharpnessAware:
         """Build the optimizer; ``settings`` go before the row's own."""
@@ -118,20 +120,22 @@ RECOMMENDED = "sam"
 """The method that we recommend, by the evidence so far: none of the cheaper ones keeps SAM's accuracy everywhere."""
 
 METHODS: dict[str, Method] = {
-    "base": Method("{base}", "The base optimizer alone.", Base, "#66707d", lambda _: 3.0),
+    "base": Method("{base}", "The base optimizer alone.", Base, "#66707d", lambda _: 3.0, kind="control"),
     "base-part": Method(
         "{base} on a random part",
         "The control: the base on a random share gamma of each batch.",
         BasePart,
         "#828cd2",
         lambda settings: 3 * settings["gamma"],
+        kind="control",
     ),
     "base-ema": Method(
         "{base}, averaged",
         "The control: the base, evaluated at a running average of its weights.",
         BaseAverage,
-        "#3f8f8f",
+        None,
         lambda _: 3.0,
+        kind="control",
     ),
     "sam": Method("SAM", "The gradient at theta + rho g / ‖g‖.", SAM, "#d17a12", lambda _: 6.0),
     "asam": Method("ASAM", "A neighbourhood that scales with the weights.", ASAM, "#b0329c", lambda _: 6.0),
@@ -161,77 +165,106 @@ METHODS: dict[str, Method] = {
         "ESAM, gamma following",
         "ESAM that keeps more of each batch as long as the loss is high.",
         FollowingESAM,
-        "#1e5fa8",
+        None,
         _esam_cost,
+        kind="study",
     ),
     "slicesam": Method(
         "SliceSAM",
         "The batch's gradient, with SAM's correction from an eighth of the batch.",
         SliceSAM,
-        "#0b6e4f",
+        "#7e2afc",
         _slice_cost,
     ),
     "sam-ascent-part": Method(
-        "SAM, ascent on a part", "eps from a quarter of the batch; all of it descends.", PartSAM, "#a8761e", _part_cost
+        "SAM, ascent on a part",
+        "eps from a quarter of the batch; all of it descends.",
+        PartSAM,
+        None,
+        _part_cost,
+        kind="study",
     ),
     "sam-descent-part": Method(
         "SAM, descent on a part",
         "eps from the whole batch; a random half of it descends.",
         ESAM,
-        "#c99a4b",
+        None,
         _esam_cost,
         {"beta": 1.0, "ranking": "random"},
+        kind="study",
     ),
     "sam-half": Method(
         "SAM on a half",
         "Both passes on one random half of the batch.",
         PartSAM,
-        "#8f5a00",
+        None,
         _part_cost,
         {"share": 0.5, "descent": "part"},
+        kind="study",
     ),
     "sam-on": Method(
         "SAM-ON",
         "SAM in the norm layers alone.",
         PartSAM,
-        "#7a9e1f",
+        None,
         _part_cost,
         {"share": 1.0, "tensors": "norm", "rho": 0.5},
     ),
-    "sam-late": Method("SAM, late", "SAM in the last quarter of training.", SometimesSAM, "#9b6b9e", _sometimes_cost),
+    "sam-late": Method(
+        "SAM, late", "SAM in the last quarter of training.", SometimesSAM, None, _sometimes_cost, kind="study"
+    ),
     "sam-early": Method(
         "SAM, early",
         "SAM in the first quarter of training.",
         SometimesSAM,
-        "#b98abd",
+        None,
         _sometimes_cost,
         {"when": "early"},
+        kind="study",
     ),
     "sam-every": Method(
-        "SAM, every fourth", "SAM in every fourth step.", SometimesSAM, "#774a7a", _sometimes_cost, {"when": "every"}
+        "SAM, every fourth",
+        "SAM in every fourth step.",
+        SometimesSAM,
+        None,
+        _sometimes_cost,
+        {"when": "every"},
+        kind="study",
     ),
-    "ae-sam": Method("AE-SAM", "SAM where the gradient norm is high for its time.", AESAM, "#d1495b", lambda _: 4.5),
+    "ae-sam": Method("AE-SAM", "SAM where the gradient norm is high for its time.", AESAM, None, lambda _: 4.5),
     "sam-unbiased": Method(
         "SAM, unbiased part",
         "The second pass on a part, drawn by the loss and weighted back.",
         UnbiasedSAM,
-        "#5f7f2f",
+        None,
         lambda settings: 3 + 3 * settings["gamma"],
+        kind="study",
     ),
-    "msam": Method("Momentum-SAM", "One pass, at a point against the momentum.", MomentumSAM, "#e07a5f", lambda _: 3.0),
+    "msam": Method("Momentum-SAM", "One pass, at a point against the momentum.", MomentumSAM, None, lambda _: 3.0),
     "msam-along": Method(
         "Momentum-SAM, along",
         "One pass, at a point along the momentum.",
         MomentumSAM,
-        "#b8482e",
+        None,
         lambda _: 3.0,
         {"direction": "along", "rho": 0.1},
+        kind="study",
     ),
     "rwp": Method(
-        "Random perturbation", "One pass, at a random point nearby.", RandomPerturbation, "#81858a", lambda _: 3.0
+        "Random perturbation",
+        "One pass, at a random point nearby.",
+        RandomPerturbation,
+        None,
+        lambda _: 3.0,
+        kind="study",
     ),
     "head-sam": Method(
-        "Head-SAM", "SAM in the last layer, sample by sample, in closed form.", HeadSAM, "#4a6fa5", lambda _: 3.0
+        "Head-SAM",
+        "SAM in the last layer, sample by sample, in closed form.",
+        HeadSAM,
+        None,
+        lambda _: 3.0,
+        kind="study",
     ),
-    "saf": Method("SAF", "Outputs stay near those of three epochs ago.", SAF, "#6d597a", lambda _: 3.0),
+    "saf": Method("SAF", "Outputs stay near those of three epochs ago.", SAF, None, lambda _: 3.0),
 }

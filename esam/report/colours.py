@@ -16,7 +16,7 @@ def assign_colours(methods: Mapping[str, str]) -> dict[str, str]:
     The first name of a method has the method's own colour. The others take the spare colour and those of the methods
     that are absent, and then all of these again.
     """
-    absent = [row.colour for method, row in METHODS.items() if method not in methods.values()]
+    absent = [row.colour for method, row in METHODS.items() if row.colour and method not in methods.values()]
     spare = itertools.cycle([SPARE, *absent])
     colours: dict[str, str] = {}
     for name, method in methods.items():

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from esam.analysis.plot import Curve, curves
 from esam.optim import METHODS
+from esam.report.colours import SPARE
 from esam.report.sheets import Sheet
 
 from ..engine.inputs import Inputs
@@ -99,7 +100,7 @@ def draw(measured: SearchFigures, path: Path) -> list[Path]:
         highest = {one.lr: one.accuracy.mean or 0.0 for one in reversed(own)}  # the best is written last
         lrs = sorted(highest)
         drawn[own[0].label] = Curve(lrs, [highest[lr] for lr in lrs])
-        colours[own[0].label] = METHODS[own[0].method].colour
+        colours[own[0].label] = METHODS[own[0].method].colour or SPARE
     label, title = "held-out accuracy, %", "Best over weight decays and batch sizes"
     return curves(path, drawn, x_label="learning rate", y_label=label, title=title, colours=colours)
 

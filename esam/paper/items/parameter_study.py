@@ -10,6 +10,7 @@ from pathlib import Path
 
 from esam.analysis.plot import Dot, dots
 from esam.optim import METHODS
+from esam.report.colours import SPARE
 from esam.report.sheets import Sheet
 
 from ..engine.item import Item, MethodRuns, Needs, runs_of
@@ -60,7 +61,7 @@ def draw(measured: TableFigures, path: Path) -> list[Path]:
         for own in one.methods:
             studied = own.share is not None
             name = f"{own.label}, {PARAMETERS[own.method]} .3 to .9" if studied else own.label
-            colours[name] = METHODS[own.method].colour
+            colours[name] = METHODS[own.method].colour or SPARE
             dot = Dot(own.speed.images_per_second, own.accuracy.mean or 0.0, f"{own.share:g}" if studied else "")
             if studied:
                 connected.setdefault(name, []).append(dot)

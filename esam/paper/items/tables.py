@@ -9,6 +9,7 @@ from typing import Any
 
 from esam.analysis.plot import Bar, bars
 from esam.optim import METHODS
+from esam.report.colours import SPARE
 from esam.report.sheets import Sheet
 
 from ..engine.inputs import Inputs
@@ -175,7 +176,7 @@ def below_bar(own: MethodFigures) -> str:
 
 def bar_colours(measured: TableFigures) -> dict[str, str]:
     """Return the methods' colours by the labels that stand below bars."""
-    return {below_bar(own): METHODS[own.method].colour for one in measured.workloads for own in one.methods}
+    return {below_bar(own): METHODS[own.method].colour or SPARE for one in measured.workloads for own in one.methods}
 
 
 def table_item(
