@@ -17,6 +17,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
 
 from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
+from esam.frontier import tables as frontier_tables  # noqa: E402
+from esam.frontier.standings import overall, read_map, regime_title  # noqa: E402
 from esam.optim import METHODS  # noqa: E402
 from esam.report import summarise  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
@@ -24,6 +26,7 @@ from esam.report.sheets import Sheet, as_markdown  # noqa: E402
 from esam.train.record import read_records  # noqa: E402
 
 RESULTS = ROOT / "results"
+FRONTIER = RESULTS / "frontier"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Sharpness", "Forward", "Backward")
 NOISY, CLEAN = 0.2, 0.0
@@ -116,6 +119,24 @@ def wrapper() -> str:
     return as_markdown(Sheet("", ("step by", "microseconds", "of SAM by hand"), tuple(rows)))
 
 
+def frontier(made: Callable[[Any], Sheet | str]) -> str:
+    """Return what is made from the arena's records; a word where there are none."""
+    found = read_map(FRONTIER) if FRONTIER.is_dir() else {}
+    if not found:
+        return "No records yet."
+    told = made(found)
+    return told if isinstance(told, str) else as_markdown(told)
+
+
+def frontier_details(found: Any) -> str:
+    """Return the table of every regime under a heading of its own."""
+    parts = []
+    for name, standings in found.items():
+        sheet = frontier_tables.regime_sheet(name, standings)
+        parts.append(f"### {regime_title(name)}\n\n{sheet.title}\n\n{as_markdown(sheet)}")
+    return "\n\n".join(parts)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "headline": headline,
     "methods": methods,
@@ -129,6 +150,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10": lambda: results("cifar10/runs", CLEAN),
     "cifar10-noisy": lambda: results("cifar10/runs", NOISY),
     "cifar100": lambda: results("cifar100/runs", CLEAN),
+    "frontier-short": lambda: frontier(lambda found: frontier_tables.short_sheet(overall(found))),
+    "frontier": lambda: frontier(lambda found: frontier_tables.overall_sheet(overall(found))),
+    "frontier-findings": lambda: frontier(lambda found: "\n".join(f"- {t}" for t in frontier_tables.findings(found))),
+    "frontier-accuracy": lambda: frontier(frontier_tables.accuracy_sheet),
+    "frontier-regimes": lambda: frontier(frontier_tables.regimes_sheet),
+    "frontier-entrants": lambda: as_markdown(frontier_tables.entrants_sheet()),
+    "frontier-screening": lambda: frontier(frontier_tables.screening_sheet),
+    "frontier-details": lambda: frontier(frontier_details),
 }
 
 
@@ -150,6 +179,10 @@ def main() -> None:
         if after != before:
             write_atomically(page, after.encode())
             print(f"written: {page.relative_to(ROOT)}")
+    if FRONTIER.is_dir() and (found := read_map(FRONTIER)):
+        from esam.frontier.figure import draw_map
+
+        draw_map(ROOT / "docs" / "frontier.png", found)
 
 
 if __name__ == "__main__":

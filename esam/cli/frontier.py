@@ -23,13 +23,32 @@ class FrontierOptions:
     """Only these; all, if none is named."""
     jobs: int = 1
     """Runs at a time, each on one thread."""
+    map: bool = False
+    """Run nothing: make table, page and picture from the records that are there."""
 
 
 def frontier(arguments: list[str]) -> None:
-    """``esam frontier``: run what is missing of the map."""
+    """``esam frontier``: run what is missing of the map, then draw it."""
     options = parse("frontier", FrontierOptions, arguments)
     from esam.frontier.stages import STAGES, arena_of, make
 
     arena = arena_of(options.out, options.regimes, options.entrants)
-    stages = STAGES if options.stage == "all" else (options.stage,)
-    make(arena, stages, jobs=options.jobs, tell=lambda line: print(line, flush=True))
+    if not options.map:
+        stages = STAGES if options.stage == "all" else (options.stage,)
+        make(arena, stages, jobs=options.jobs, tell=lambda line: print(line, flush=True))
+    _show(options.out)
+
+
+def _show(folder: Path) -> None:
+    from esam.frontier.figure import draw_map
+    from esam.frontier.page import write_map
+    from esam.frontier.standings import overall, read_map
+    from esam.frontier.tables import overall_sheet
+    from esam.report.sheets import as_text
+
+    found = read_map(folder)
+    if not found:
+        raise ValueError(f"{folder} holds no finished run of the base; run esam frontier without --map first")
+    print(as_text(overall_sheet(overall(found), f"Over {len(found)} regimes")))
+    pictures = draw_map(folder / "map", found)
+    print(f"\npage: {write_map(folder, found)}, picture: {', '.join(map(str, pictures))}", flush=True)

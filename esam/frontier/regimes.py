@@ -28,8 +28,8 @@ _FITS = replace(_SGD, train_size=1_000, epochs=20)
 REGIMES: dict[str, Regime] = {
     row.name: row
     for row in (
-        Regime("fits", "CIFAR-10, fits", "SGD fits every training image", _FITS),
-        Regime("short", "CIFAR-10, short", "too short to fit", replace(_SGD, train_size=2_000, epochs=5)),
+        Regime("fits", "CIFAR-10 (fits)", "SGD fits every training image", _FITS),
+        Regime("short", "CIFAR-10 (short)", "too short to fit", replace(_SGD, train_size=2_000, epochs=5)),
         Regime("wrong20", "20 % wrong labels", "a fifth of the labels wrong", replace(_FITS, label_noise=0.2)),
         Regime("wrong40", "40 % wrong labels", "two fifths of the labels wrong", replace(_FITS, label_noise=0.4)),
         Regime(
@@ -40,14 +40,14 @@ REGIMES: dict[str, Regime] = {
         ),
         Regime(
             "vit",
-            "ViT, AdamW",
+            "ViT (AdamW)",
             "attention, no BatchNorm",
             replace(_ADAMW, model="esam.frontier.nets:small_vit", train_size=1_000, epochs=20, lr=2e-3),
         ),
-        Regime("adamw", "ResNet-8, AdamW", "AdamW as base", replace(_ADAMW, train_size=1_000, epochs=20)),
+        Regime("adamw", "ResNet-8 (AdamW)", "AdamW as base", replace(_ADAMW, train_size=1_000, epochs=20)),
         Regime(
             "text",
-            "Text, AdamW",
+            "Text (AdamW)",
             "words instead of images",
             replace(
                 _ADAMW,

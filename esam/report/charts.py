@@ -34,6 +34,11 @@ class Drawn:
         """The method's name for plotly, which reads some HTML."""
         return html.escape(self.summary.name)
 
+    @property
+    def is_base(self) -> bool:
+        """Whether the others are measured against this one."""
+        return self.summary.is_base
+
     def trace(self, hover: str, **parts: Any) -> PlotlyTrace:
         """A trace that the method's chip switches."""
         # in meta, because plotly would read a name inside a hovertemplate as part of the template

@@ -33,8 +33,6 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
 
 def _page(records: Sequence[RunRecord]) -> str:
     """The page as text; the same records give the same page."""
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
-
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
     colours = assign_colours({one.name: one.group.method for one in every})
@@ -44,23 +42,28 @@ def _page(records: Sequence[RunRecord]) -> str:
         for condition, methods in conditions.items()
     ]
     common, differing = settings.common_and_differing([run for one in every for run in one.group.runs])
-    script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
-    scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
-    return render(
-        "page.html",
-        policy=_policy(scripts.values()),
+    return filled_page(
         title=_title(list(keys), {str(record.config.get("data", "")) for record in records}),
         lead=_lead(records, conditions),
         notes=settings.notes(records),
         chips=[(name, keys[name], colours[name]) for name in keys],
         sections=sections,
-        figures=[{"traces": c.traces, "layout": c.layout} for section in sections for c in section["charts"]],
         common=common,
         environment=settings.environments(records),
         differing=differing,
-        footer=_provenance(records),
-        **scripts,
+        footer=provenance(records),
     )
+
+
+def filled_page(*, sections: Sequence[Mapping[str, Any]], **told: Any) -> str:
+    """A page of sections, each with a table and charts, and with all that it needs to draw them."""
+    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
+
+    script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
+    scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
+    figures = [{"traces": c.traces, "layout": c.layout} for section in sections for c in section["charts"]]
+    policy = _policy(scripts.values())
+    return render("page.html", policy=policy, sections=sections, figures=figures, **scripts, **told)
 
 
 def _section(condition: str, drawn: Sequence[Drawn]) -> dict[str, Any]:
@@ -89,7 +92,8 @@ def _lead(records: Sequence[RunRecord], conditions: Mapping[str, Sequence[Method
     return f"{finished} finished runs under {len(conditions)} conditions, each with a table: {'; '.join(conditions)}."
 
 
-def _provenance(records: Sequence[RunRecord]) -> str:
+def provenance(records: Sequence[RunRecord]) -> str:
+    """Say which records a page is made from."""
     finished = sum(record.finished for record in records)
     days = sorted({str(record.run.get("started", ""))[:10] for record in records})
     when = " to ".join([days[0], *days[1:][-1:]])

@@ -98,14 +98,15 @@ def _summary(group: SeedGroup) -> MethodSummary:
     several = any(sum(line.get("test_accuracy") is not None for line in run.epochs) > 1 for run in group.finished)
     return MethodSummary(
         group,
-        accuracy=_spread(end["test_accuracy"].get("last") for end in ends),
-        best=_spread(end["test_accuracy"].get("best") for end in ends if several),
+        accuracy=spread_of(end["test_accuracy"].get("last") for end in ends),
+        best=spread_of(end["test_accuracy"].get("best") for end in ends if several),
         base=None,
-        **{key: _spread(end.get(key) for end in ends) for key in QUALITY + COST},
+        **{key: spread_of(end.get(key) for end in ends) for key in QUALITY + COST},
     )
 
 
-def _spread(found: Iterable[float | None]) -> Spread | None:
+def spread_of(found: Iterable[float | None]) -> Spread | None:
+    """Return mean, deviation and count of the values that are known; None where none is."""
     values = [float(value) for value in found if value is not None]
     if not values:
         return None

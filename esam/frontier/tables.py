@@ -1,0 +1,188 @@
+"""Which tables tell the map?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from esam.report.settings import readable
+from esam.report.settings import shown as value_words
+from esam.report.sheets import Sheet
+from esam.report.summaries import Spread, spread_of
+from esam.report.words import ABSENT
+from esam.train.runs import BASE_TITLES
+
+from .entrants import ENTRANTS
+from .regimes import REGIMES
+from .standings import Map, Overall, Standing, front_shares, overall, regime_title, shared, standard_error, under_sam
+
+
+def with_error(spread: Spread | None, decimals: int = 1, *, sign: bool = False) -> str:
+    """Write mean ± standard error: "45.2 ± 0.3"."""
+    if spread is None:
+        return ABSENT
+    error = standard_error(spread)
+    told = f"{spread.mean:{'+' if sign else ''}.{decimals}f}"
+    return told if error is None else f"{told} ± {error:.{decimals}f}"
+
+
+def regime_words(regime: str, standings: Sequence[Standing]) -> str:
+    """Say what is trained in a regime, as its base's record has it."""
+    config = next(one for one in standings if one.entrant == "base").runs[0].config
+    kind = f"{REGIMES[regime].kind[:1].upper()}{REGIMES[regime].kind[1:]}; " if regime in REGIMES else ""
+    net = config["model"].rpartition(":")[2].replace("_", " ")
+    return (
+        f"{kind}{net}, {config['train_size']:,} samples, {config['epochs']} epochs, {BASE_TITLES[config['optimizer']]}"
+    )
+
+
+def regime_sheet(regime: str, standings: Sequence[Standing]) -> Sheet:
+    """Give one line an entrant: what it reached, what it took, and what the search chose."""
+    shares = front_shares(standings)
+    rows = [
+        (
+            one.title,
+            str(one.last.n),
+            with_error(one.last),
+            with_error(one.over_base, sign=True),
+            with_error(one.best),
+            with_error(one.train, 0),
+            f"{one.units:.2f}",
+            f"{one.passes:.2f}",
+            with_error(one.time, 2),
+            f"{100 * shares[one.entrant]:.0f}",
+            chosen(one.setting) + (f"; failed or diverged: {one.spoilt}" if one.spoilt else ""),
+        )
+        for one in sorted(standings, key=lambda one: -one.last.mean)
+    ]
+    head = (
+        "Entrant",
+        "n",
+        "Last, %",
+        "Over base",
+        "Best, %",
+        "Train, %",
+        "Cost",
+        "Passes",
+        "Time",
+        "On front, %",
+        "Chosen",
+    )
+    return Sheet(regime_words(regime, standings), head, tuple(rows))
+
+
+def overall_sheet(rows: Sequence[Overall], title: str = "") -> Sheet:
+    """Give one line an entrant over all regimes, the best mean rank first."""
+    lines = [
+        (
+            one.title,
+            f"{one.units:.2f}",
+            f"{one.time:.2f}",
+            f"{one.rank.mean:.1f} ({one.interval[0]:.1f} to {one.interval[1]:.1f})",
+            with_error(one.over_base, sign=True),
+            with_error(one.over_sam, sign=True),
+            f"{one.keeps_sam} of {one.regimes}",
+            f"{100 * one.front:.0f}",
+        )
+        for one in rows
+    ]
+    head = ("Entrant", "Cost", "Time", "Mean rank", "Over base", "Over SAM", "Keeps SAM", "On front, %")
+    return Sheet(title, head, tuple(lines))
+
+
+def short_sheet(rows: Sequence[Overall], best: int = 3) -> Sheet:
+    """Give the base, SAM and ESAM beside the best methods by mean rank: what fits a first page."""
+    methods = [one.entrant for one in rows if not one.control]
+    shown = {"base", "sam", "esam", *methods[:best]}
+    whole = overall_sheet([one for one in rows if one.entrant in shown])
+    columns = [whole.head.index(name) for name in ("Entrant", "Time", "Mean rank", "Over base", "Keeps SAM")]
+    head, *lines = ([row[column] for column in columns] for row in (whole.head, *whole.rows))
+    return Sheet("", tuple(head), tuple(map(tuple, lines)))
+
+
+def regimes_sheet(found: Map) -> Sheet:
+    """Give what is trained in each regime, and how far the base fits it."""
+    lines = []
+    for name, standings in found.items():
+        base = next(one for one in standings if one.entrant == "base")
+        seconds = spread_of(run.end["cpu_seconds"] for run in base.runs if run.end is not None)
+        assert seconds is not None
+        told = regime_words(name, standings)
+        lines.append((regime_title(name), told, with_error(base.train, 0), f"{seconds.mean:.0f}"))
+    return Sheet("", ("Regime", "What", "Base fits, %", "Base takes, s"), tuple(lines))
+
+
+def entrants_sheet() -> Sheet:
+    """Give everyone who takes part, with the values that the search tries of its own setting."""
+    lines = [
+        (
+            row.named("Base"),
+            "control" if row.control else "method",
+            f"{row.units():.2f}",
+            ABSENT if row.knob is None else f"{row.knob} {', '.join(f'{value:g}' for value in sorted(row.values))}",
+            ", ".join(f"{key} {value_words(value)}" for key, value in row.settings.items()) or ABSENT,
+        )
+        for row in ENTRANTS.values()
+    ]
+    return Sheet("", ("Entrant", "Kind", "Cost", "Searched", "Fixed"), tuple(lines))
+
+
+def findings(found: Map) -> list[str]:
+    """Say what the map shows of the methods that cost less than SAM, of ESAM and of the controls."""
+    rows = {one.entrant: one for one in overall(found)}
+    if "sam" not in rows:
+        return []
+    names, _ = shared(found)
+    cheaper = [one for one in rows.values() if one.time < rows["sam"].time and not one.control]
+    keeping = [one for one in cheaper if one.keeps_sam == one.regimes]
+    closest = sorted(cheaper, key=lambda one: (-one.keeps_sam, one.time))[:3]
+    told = []
+    if keeping:
+        listed = "; ".join(f"{one.title} ({one.time:.2f} times the base's time)" for one in keeping)
+        told.append(f"In every regime at or above SAM, or under it by no more than seeds differ there: {listed}.")
+    elif closest:
+        listed = "; ".join(f"{one.title} ({one.keeps_sam} of {one.regimes}, {one.time:.2f} times)" for one in closest)
+        told.append(f"No cheaper method keeps SAM's accuracy in every regime. Closest, with the base's time: {listed}.")
+    for name in ("esam", *(name for name in names if name.startswith("slicesam"))):
+        if name in rows:
+            lost = "; ".join(map(regime_title, under_sam(found, name)))
+            told.append(
+                f"{rows[name].title}: {rows[name].time:.2f} times the base's time, mean rank "
+                f"{rows[name].rank.mean:.1f}, under SAM by more than seeds differ in: {lost or 'no regime'}."
+            )
+    controls = "; ".join(f"{one.title} {one.rank.mean:.1f}" for one in rows.values() if one.control)
+    told.append(f"Mean ranks of the controls among {len(rows)}: {controls}. SAM's is {rows['sam'].rank.mean:.1f}.")
+    return told
+
+
+def screening_sheet(found: Map) -> Sheet:
+    """Give the accuracies of those that the screening dropped, beside the base's, with the seed of the screening."""
+    staying, _ = shared(found)
+    everyone = {one.entrant: one.title for rows in found.values() for one in rows}
+    dropped = [name for name in everyone if name not in staying]
+    regimes = [regime for regime, rows in found.items() if set(dropped) & {one.entrant for one in rows}]
+    lines = []
+    for name in [*(["base"] if dropped else []), *dropped]:
+        standings = {regime: one for regime in regimes for one in found[regime] if one.entrant == name}
+        cells = [f"{standings[regime].accuracies[0]:.1f}" if regime in standings else ABSENT for regime in regimes]
+        units = next(iter(standings.values())).units
+        lines.append((everyone[name] if name != "base" else "Base", f"{units:.2f}", *cells))
+    return Sheet("Dropped after the screening", ("Entrant", "Cost", *map(regime_title, regimes)), tuple(lines))
+
+
+def accuracy_sheet(found: Map) -> Sheet:
+    """Give the accuracies of all entrants of the whole map, a column a regime, in the order of their mean ranks."""
+    rows = overall(found)
+    _, regimes = shared(found)
+    by_regime = {regime: {one.entrant: one for one in found[regime]} for regime in regimes}
+    lines = [(one.title, *(with_error(by_regime[regime][one.entrant].last) for regime in regimes)) for one in rows]
+    return Sheet("Test accuracy, %", ("Entrant", *map(regime_title, regimes)), tuple(lines))
+
+
+def chosen(setting: dict[str, Any]) -> str:
+    """Say what the search chose: "lr 0.1, weight decay 0.0005, rho 0.05"."""
+    return ", ".join(f"{readable(key)} {value_words(_short(value))}" for key, value in setting.items())
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
