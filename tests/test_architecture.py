@@ -102,7 +102,7 @@ def test_a_methods_file_has_at_most_90_lines_of_code_and_optim_at_most_20_files(
     files = {Path(sys.modules[row.build.__module__].__file__) for row in METHODS.values()}
     sizes = {path.name: lines_of_code(path) for path in files}
     assert {"sam.py", "looksam.py", "esam.py"} <= sizes.keys()
-    assert all(20 <= size <= 90 for size in sizes.values()), sizes
+    assert all(15 <= size <= 90 for size in sizes.values()), sizes
     assert len(list((ROOT / "optim").glob("*.py"))) <= 20
 
 

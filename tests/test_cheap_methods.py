@@ -1,6 +1,7 @@
 """The cheaper relatives of SAM: does each step by the gradient that its description names, and reduce to SAM or SGD?"""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from esam.optim import reference
 from esam.optim.methods.saf import SAF
 from esam.optim.methods.slicesam import SliceSAM
 from esam.optim.methods.unbiased import inclusion, systematic_draw
+from esam.optim.progress import Progress
 
 
 def sgd(model, lr=0.05):
@@ -56,7 +58,7 @@ def differ(a, b):
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("slicesam", {"share": 1.0}),
+        ("slicesam", {"share": 1.0, "radius": "constant"}),
         ("sam-ascent-part", {"share": 1.0}),
         ("sam-half", {"share": 1.0}),
         ("sam-descent-part", {"gamma": 1.0}),
@@ -90,7 +92,7 @@ def test_with_a_radius_it_is_not_the_base(name):
 
 
 def test_a_slices_step_is_the_batchs_gradient_and_the_slices_correction():
-    found, calls = trained("slicesam", steps=3, rho=0.3, share=0.25)
+    found, calls = trained("slicesam", steps=3, rho=0.3, radius="constant", share=0.25)
     slices = [call for call in calls if len(call) == 3][::2]
     assert len(calls) == 9 and len(slices) == 3  # the slice, the rest, the slice at theta + eps
     assert not all(torch.equal(slices[0], other) for other in slices[1:])
@@ -118,7 +120,8 @@ def test_the_mean_over_all_slices_is_sam_with_groups_of_their_size():
 
     mean_of_pairs = [torch.stack(g).mean(0) for g in zip(*(at_worst(pair) for pair in pairs), strict=True)]
     totals = [torch.zeros_like(w) for w in weights]
-    optimizer = SliceSAM(torch.optim.SGD(p.model.parameters(), lr=0.0), p.model, rho=0.3, share=1 / 3, seed=0)
+    still = torch.optim.SGD(p.model.parameters(), lr=0.0)
+    optimizer = SliceSAM(still, p.model, rho=0.3, radius="constant", share=1 / 3, seed=0)
     drawn = 1500
     for _ in range(drawn):
         optimizer.step(p.closure, batch_size=6)
@@ -129,8 +132,40 @@ def test_the_mean_over_all_slices_is_sam_with_groups_of_their_size():
     assert error < 0.1 * size, (error, size)  # n = 1,500 draws of a correction as long as its own spread: .03 expected
 
 
+def test_the_radius_grows_by_the_share_of_the_loss_that_is_gone():
+    found, calls = trained("slicesam", steps=6, rho=0.9, share=0.25)
+    assert calls[0] == slice(None)  # nothing is learnt yet: the base's own step
+    slices = {step: calls[3 * step - 2] for step in range(1, 6)}
+    means: list[float] = []
+
+    def gradient(losses, weights, step):
+        whole, loss = reference.gradient(losses, weights), float(losses(slice(None)).detach().mean())
+        before = list(means)
+        means.append(loss if not before else 0.95 * before[-1] + 0.05 * loss)
+        if not before or before[-1] == max(before):
+            return whole
+        part = reference.gradient(losses, weights, slices[step])
+        r = 0.9 * (1 - before[-1] / max(before))
+        moved = reference.at_perturbed(
+            losses, weights, [r * g / reference.norm(part) for g in part], lambda: slices[step]
+        )
+        return [b + m - s for b, m, s in zip(whole, moved, part, strict=True)]
+
+    assert_same(found, by_hand(gradient, 6))
+    assert differ(found, trained("base", steps=6)[0])
+
+
+@pytest.mark.parametrize(("losses", "share"), [((4.0, 2.0), 0.025), ((-1.0, -2.0), 1.0), ((2.0, 3.0), 0.0)])
+def test_progress_is_the_share_of_the_loss_that_is_gone(losses, share):
+    progress = Progress()
+    for loss in (*losses, math.nan):
+        progress = progress.after(loss)
+    assert progress.share == pytest.approx(share)
+    assert Progress(**progress.memory()) == progress
+
+
 def test_every_kth_correction_is_k_times_as_strong():
-    found, calls = trained("slicesam", steps=4, rho=0.3, share=0.25, k=2)
+    found, calls = trained("slicesam", steps=4, rho=0.3, radius="constant", share=0.25, k=2)
     assert [len(call) if not isinstance(call, slice) else 12 for call in calls] == [3, 9, 3, 12, 3, 9, 3, 12]
     slices = {0: calls[0], 2: calls[4]}
 
@@ -149,7 +184,7 @@ def test_every_kth_correction_is_k_times_as_strong():
 def test_a_ranked_slice_has_the_highest_scores_and_runs_at_theta_again():
     p = problem()
     scores = torch.randn(12, generator=torch.Generator().manual_seed(5))
-    optimizer = SliceSAM(sgd(p.model), p.model, rho=0.3, share=0.25, ranking=lambda batch: scores)
+    optimizer = SliceSAM(sgd(p.model), p.model, rho=0.3, radius="constant", share=0.25, ranking=lambda batch: scores)
     optimizer.step(p.closure)
     highest = scores.topk(3).indices.sort().values
     assert p.calls[0] == slice(None)
@@ -172,7 +207,7 @@ def test_ranking_a_slice_by_what_eps_does_is_refused():
 
 def test_only_the_many_samples_move_the_running_statistics():
     p, q = problem(normalised), problem(normalised)
-    optimizer = SliceSAM(sgd(p.model), p.model, rho=0.3, share=0.25, seed=1)
+    optimizer = SliceSAM(sgd(p.model), p.model, rho=0.3, radius="constant", share=0.25, seed=1)
     torch.manual_seed(0)
     optimizer.step(p.closure, batch_size=12)
     (rest,) = [call for call in p.calls if len(call) == 9]
@@ -289,7 +324,10 @@ def test_gamma_follows_the_loss():
         assert isinstance(p.calls[-1], torch.Tensor)
     assert len(p.calls[-1]) < 12 and losses[-1] < 0.2 * losses[0]
     assert shares[0] == 1 and 0.5 < shares[-1] < 0.75
-    assert shares[-1] == pytest.approx(0.5 + 0.5 * optimizer.memory()["mean"] / losses[0])
+    progress = Progress()
+    for loss in losses:
+        progress = progress.after(loss)
+    assert shares[-1] == pytest.approx(1 - 0.5 * progress.share)
 
 
 # One pass -------------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_every_entrant_is_searched_alike_and_run_with_every_seed(made):
     arena, _ = made
     for regime in TINY:
         for name in arena.entrants:
-            assert len(list((arena.folder / regime / name / "search").iterdir())) == 3
+            assert len(list((arena.folder / regime / name / "search").iterdir())) == 4
             runs = read_records(arena.folder / regime / name / "runs")
             assert [record.seed for record in runs] == [0, 1, 2]
             assert all(record.finished for record in runs)
@@ -140,10 +140,10 @@ def test_a_map_that_is_killed_goes_on_where_it_was(tmp_path):
     before = {path: record for path, record in records_of(out).items() if record.finished}
     arena = tiny(out, ("base",))
     assert before
-    assert len(before) < 12
+    assert len(before) < 14
     make(arena, ("screen", "main"), jobs=1, tell=lambda line: None)
     after = records_of(out)
-    assert len(after) == 12  # 3 trials and 3 seeds in 2 regimes
+    assert len(after) == 14  # 4 trials and 3 seeds in 2 regimes
     assert all(record.finished for record in after.values())
     assert all(after[path].run["started"] == record.run["started"] for path, record in before.items())
 
@@ -152,7 +152,7 @@ def test_every_regime_and_entrant_makes_configurations_that_the_registry_takes()
     for regime in REGIMES.values():
         for entrant in ENTRANTS.values():
             tried = {trial(regime, entrant, point).id() for point in points(entrant)}
-            assert len(tried) == 3, f"{entrant.name} in {regime.name} tries a point twice"
+            assert len(tried) == 4, f"{entrant.name} in {regime.name} tries a point twice"
             options = METHODS[entrant.method].options()
             assert set(final(regime, entrant, Point(), 0).settings) <= set(options)
 
@@ -170,8 +170,8 @@ def test_an_entrants_length_and_the_search_set_the_epochs():
 def test_points_try_each_value_and_ties_go_to_the_default():
     assert len(WITH_KNOB) == len(WITHOUT_KNOB)
     assert {point.value for point in WITH_KNOB} == {0, 1}
-    assert best_point(WITH_KNOB, [0.5, 0.4, 0.5]) == Point()
-    assert best_point(WITH_KNOB, [0.5, 0.6, 0.6]) == WITH_KNOB[1]
+    assert best_point(WITH_KNOB, [0.5, 0.4, 0.5, 0.5]) == Point()
+    assert best_point(WITH_KNOB, [0.5, 0.6, 0.6, 0.1]) == WITH_KNOB[1]
     with pytest.raises(ValueError, match="one accuracy"):
         best_point(WITH_KNOB, [0.5])
 

@@ -24,6 +24,8 @@ class Entrant:
     """The knob's default, and a stronger value."""
     length: float = 1.0
     """Epochs, as a multiple of the regime's."""
+    batch: float = 1.0
+    """Batch size, as a multiple of the regime's."""
     control: bool = False
 
     def named(self, base: str) -> str:
@@ -44,12 +46,13 @@ def _radius(name: str, rho: float, *, method: str = "", title: str = "", knob: s
     length = more.pop("length", 1.0)
     control = more.pop("control", False)
     values = (rho, 2 * rho)
-    return Entrant(name, method or name, title, more, knob, values, length, control)
+    return Entrant(name, method or name, title, more, knob, values, length, control=control)
 
 
 _ALL = (
     Entrant("base", "base", control=True),
     Entrant("base-long", "base", "{base}, twice as long", length=2, control=True),
+    Entrant("base-small", "base", "{base}, batches of half the size", batch=0.5, control=True),
     Entrant("base-half", "base-part", "{base} on half of each batch", {"gamma": 0.5}, control=True),
     Entrant("base-ema", "base-ema", knob="decay", values=(0.98, 0.99), control=True),
     _radius("sam-short", 0.1, method="sam", title="SAM, half as long", length=0.5, control=True),
@@ -60,11 +63,12 @@ _ALL = (
     _radius("esam-swp", 0.1),
     _radius("esam-sds", 0.1),
     _radius("esam-random", 0.1),
-    _radius("slicesam", 0.05),
-    Entrant("slicesam-fixed", "slicesam", "SliceSAM, one radius everywhere", {"rho": 0.05}),
-    _radius("slicesam-quarter", 0.07, method="slicesam", title="SliceSAM, a quarter", share=0.25),
-    _radius("slicesam-4th", 0.05, method="slicesam", title="SliceSAM, every 4th step", k=4),
-    _radius("slicesam-aligned", 0.05, method="slicesam", title="SliceSAM, aligned", ranking="aligned"),
+    _radius("slicesam", 0.1),
+    Entrant("slicesam-fixed", "slicesam", "SliceSAM, one radius everywhere", {"rho": 0.1}),
+    _radius("slicesam-constant", 0.05, method="slicesam", title="SliceSAM, constant radius", radius="constant"),
+    _radius("slicesam-quarter", 0.1, method="slicesam", title="SliceSAM, a quarter", share=0.25),
+    _radius("slicesam-4th", 0.1, method="slicesam", title="SliceSAM, every 4th step", k=4),
+    _radius("slicesam-aligned", 0.1, method="slicesam", title="SliceSAM, aligned", ranking="aligned"),
     _radius("sam-ascent-part", 0.1),
     _radius("sam-descent-part", 0.1),
     _radius("sam-half", 0.1),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 import html
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,12 +62,18 @@ def marks_of(found: Map) -> dict[str, Mark]:
     variants: dict[str, int] = {}
     marks = {}
     for number, (name, one) in enumerate(rows.items()):
-        own = METHODS[one.method].colour
+        own = METHODS[one.method].colour or _hue(number)
         if name != one.method and one.method in rows:
             variants[one.method] = variants.get(one.method, 0) + 1
             own = _tint(own, variants[one.method])
         marks[name] = Mark(f"g{number}", one.title, own, name == "base")
     return marks
+
+
+def _hue(number: int) -> str:
+    """Return a colour by number; neighbours lie far apart on the wheel."""
+    red, green, blue = colorsys.hls_to_rgb(number * (5**0.5 - 1) / 2 % 1, 0.42, 0.45)
+    return "#" + "".join(f"{round(255 * part):02x}" for part in (red, green, blue))
 
 
 def _tint(colour: str, number: int) -> str:

@@ -27,8 +27,9 @@ class Point:
     value: int = 0
 
 
-WITHOUT_KNOB = (Point(), Point(lr=0.5, weight_decay=4), Point(lr=2))
-WITH_KNOB = (Point(), Point(lr=0.5, weight_decay=4), Point(value=1))
+_EVERYONE = (Point(), Point(lr=0.5, weight_decay=4), Point(lr=2))
+WITHOUT_KNOB = (*_EVERYONE, Point(weight_decay=4))
+WITH_KNOB = (*_EVERYONE, Point(value=1))
 """The default comes first."""
 
 
@@ -63,6 +64,7 @@ def _configured(regime: Regime, entrant: Entrant, point: Point, share: float) ->
         method=entrant.method,
         settings=entrant.settings_at(point.value),
         epochs=max(1, math.ceil(start.epochs * entrant.length * share)),
+        batch_size=round(start.batch_size * entrant.batch),
         lr=start.lr * point.lr,
         weight_decay=start.weight_decay * point.weight_decay,
     )

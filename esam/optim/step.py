@@ -126,8 +126,8 @@ class SharpnessAware(Wrapper):
         """Return what is in force while a batch runs at theta: hooks on the model."""
         return nullcontext()
 
-    def after_step(self) -> None:
-        """Learn that the base has stepped."""
+    def after_step(self, loss: Tensor) -> None:
+        """Learn that the base has stepped; ``loss`` is the mean at theta, NaN where no closure ran."""
 
     def evaluation_weights(self) -> AbstractContextManager[Any]:
         """Hold the model, inside this block, at the weights to evaluate and to keep: by default those it has."""
@@ -222,6 +222,7 @@ class SharpnessAware(Wrapper):
         """Let the base step. Once it begins, the step counts: an error then takes nothing back."""
 
         began = False
+        loss = torch.tensor(math.nan) if self._step is None else self._step.mean_loss()
 
         def begin(*_: Any) -> None:
             nonlocal began
@@ -237,7 +238,7 @@ class SharpnessAware(Wrapper):
         finally:
             handle.remove()
             if began:
-                self.after_step()
+                self.after_step(loss)
         self._step = None
 
     @contextmanager
@@ -500,8 +501,7 @@ class SharpnessAware(Wrapper):
     def _candidates(self, step: Step, numbers: list[int]) -> Candidates:
         """Return what a method may choose by among the samples of these pieces."""
         group, pieces = step.group, [step.group.pieces[i] for i in numbers]
-        # what is descended: minus the losses where the base maximises them
-        sign = -1 if all(g.get("maximize") for g in self.param_groups) else 1
+        sign = self.sign
 
         def perturbed_losses() -> Tensor:
             with without_graph():
@@ -525,6 +525,11 @@ class SharpnessAware(Wrapper):
                     _backward((losses * kept.weights.to(losses)).sum(), share, scaler)
 
     # What the flow needs --------------------------------------------------------------------------------------------
+
+    @property
+    def sign(self) -> int:
+        """Turns losses into what is descended: -1 where the base maximises them."""
+        return -1 if all(group.get("maximize") for group in self.param_groups) else 1
 
     def _overrides(self, part: str) -> bool:
         return getattr(type(self), part) is not getattr(SharpnessAware, part)

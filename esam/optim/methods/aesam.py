@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checks import checked_count, checked_number, checked_share
@@ -54,7 +54,7 @@ class AESAM(SharpnessAware):
         c = 0.0 if self.total_steps is None else self.threshold * (1 - 2 * self._steps / self.total_steps)
         return square >= mean + c * math.sqrt(self._variance)
 
-    def after_step(self) -> None:
+    def after_step(self, loss: Tensor) -> None:
         """Count."""
         self._steps += 1
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..ascent import Eps
@@ -37,7 +37,7 @@ class BaseAverage(SharpnessAware):
         """Never."""
         return False
 
-    def after_step(self) -> None:
+    def after_step(self, loss: Tensor) -> None:
         """Move the average."""
         decay = min(self.decay, (1 + self._steps) / (10 + self._steps)) if self._average else 0.0
         self._steps += 1

@@ -69,7 +69,7 @@ class MomentumSAM(SharpnessAware):
             return weights, adaptive_ascent(weights, momenta, rho, eta=0.01, norm_of=self.parallel.norm)
         return weights, l2_ascent(momenta, rho, self.parallel.norm(momenta))
 
-    def after_step(self) -> None:
+    def after_step(self, loss: Tensor) -> None:
         """Count."""
         self._steps += 1
 

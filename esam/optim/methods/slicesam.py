@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal, final
 
 import torch
@@ -10,23 +11,27 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..buffers import has_batch_statistics
-from ..checks import checked_count, checked_share
+from ..checks import checked_choice, checked_count, checked_share
 from ..combine import added
 from ..parallel import Gradients
+from ..progress import Progress
 from ..ranking import Candidates, Ranking, checked_ranking, checked_scores, keep_highest, random
 from ..step import SharpnessAware
+from ..underway import Targets
 
 
 @final
 class SliceSAM(SharpnessAware):
-    """Step by g_B + g_S(theta + eps) - g_S(theta), eps = rho g_S / ||g_S||: B the batch, S a random slice of it.
+    """Step by g_B + g_S(theta + eps) - g_S(theta), eps = r g_S / ||g_S||: B the batch, S a random slice of it.
 
     SAM's gradient is the plain one plus a small correction, and only the correction needs a second pass. S is drawn
     anew in each step, so the step is, on average, SAM's with m = |S| (m-sharpness); the descent sees every sample.
 
     Args:
         base, model, perturbation, seed: As for SAM.
-        rho: Radius of the neighbourhood of S.
+        rho: The radius r, or where it ends.
+        radius: "growing": r is rho times the share of the loss that is gone, for a net that has yet to learn is only
+            held up by a perturbation; "constant": r is rho.
         share: Share of the batch in S, in (0, 1]; 1 is SAM. A step costs 1 + share times the base's.
         k: Correct every k-th step, k times as strongly.
         ranking: How S is chosen: "random"; or as ESAM's, by "aligned" or a function: S then runs at theta once more.
@@ -37,7 +42,8 @@ class SliceSAM(SharpnessAware):
         base: Optimizer,
         model: nn.Module,
         *,
-        rho: float = 0.05,
+        rho: float = 0.1,
+        radius: Literal["growing", "constant"] = "growing",
         share: float = 0.125,
         k: int = 1,
         ranking: str | Ranking = "random",
@@ -45,6 +51,7 @@ class SliceSAM(SharpnessAware):
         seed: int | None = None,
     ) -> None:
         self.share, self.k = checked_share("share", share), checked_count("k", k, "steps")
+        self.radius = checked_choice("radius", radius, ("growing", "constant"))
         self.ranking = checked_ranking(ranking)
         if ranking == "exact":
             raise ValueError('S is chosen at theta, before there is an eps; choose ranking="random" or "aligned"')
@@ -54,7 +61,7 @@ class SliceSAM(SharpnessAware):
         self.draws_samples, self.whole_gradient = not ranked, True
         self.second_weight = float(k)
         super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
-        self._steps = 0
+        self._steps, self._progress = 0, Progress()
 
     @staticmethod
     def idle(settings: Mapping[str, Any]) -> set[str]:
@@ -62,8 +69,12 @@ class SliceSAM(SharpnessAware):
         return {"ranking"} if settings["share"] == 1 else set()
 
     def perturbs_now(self) -> bool:
-        """Correct every k-th step."""
-        return self._steps % self.k == 0
+        """Correct every k-th step, once there is a radius."""
+        return self._steps % self.k == 0 and self._growth() > 0
+
+    def mask(self, targets: Targets) -> Targets:
+        """Return all tensors, with the radius of this step."""
+        return replace(targets, rho=[self._growth() * rho for rho in targets.rho])
 
     def part(self, size: int, generator: torch.Generator) -> Tensor:
         """Draw the share of the samples; two at least where a layer normalises by them."""
@@ -77,17 +88,22 @@ class SliceSAM(SharpnessAware):
         """Return g_B - k g_S, to which k times the gradient of S at theta + eps is added."""
         return added(batch, part, -self.second_weight)
 
-    def after_step(self) -> None:
-        """Count."""
+    def after_step(self, loss: Tensor) -> None:
+        """Count, and see how far training has come, alike on every rank."""
         self._steps += 1
+        if self.radius == "growing":
+            self._progress = self._progress.after(self.parallel.mean_number(self.sign * float(loss)))
 
     def memory(self) -> dict[str, Any]:
-        """Return the number of steps."""
-        return {"steps": self._steps}
+        """Return the number of steps, and how far training has come."""
+        return {"steps": self._steps, "progress": self._progress.memory()}
 
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
-        self._steps = memory.get("steps", 0)
+        self._steps, self._progress = memory.get("steps", 0), Progress(**memory.get("progress", {}))
+
+    def _growth(self) -> float:
+        return self._progress.share if self.radius == "growing" else 1.0
 
     def _highest(self, scores: Tensor) -> Tensor:
         return keep_highest(scores, self.share, least=2 if has_batch_statistics(self.model) else 1)

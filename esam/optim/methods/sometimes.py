@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, final
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..checks import checked_choice, checked_count, checked_share
@@ -49,7 +49,7 @@ class SometimesSAM(SharpnessAware):
         done = self._steps / self.total_steps
         return done < self.share if self.when == "early" else done >= 1 - self.share
 
-    def after_step(self) -> None:
+    def after_step(self, loss: Tensor) -> None:
         """Count."""
         self._steps += 1
 
