@@ -132,7 +132,7 @@ def test_the_mean_over_all_slices_is_sam_with_groups_of_their_size():
     assert error < 0.1 * size, (error, size)  # n = 1,500 draws of a correction as long as its own spread: .03 expected
 
 
-def test_the_radius_grows_by_the_share_of_the_loss_that_is_gone():
+def test_the_radius_grows_with_the_root_of_the_share_of_the_loss_that_is_gone():
     found, calls = trained("slicesam", steps=6, rho=0.9, share=0.25)
     assert calls[0] == slice(None)  # nothing is learnt yet: the base's own step
     slices = {step: calls[3 * step - 2] for step in range(1, 6)}
@@ -145,7 +145,7 @@ def test_the_radius_grows_by_the_share_of_the_loss_that_is_gone():
         if not before or before[-1] == max(before):
             return whole
         part = reference.gradient(losses, weights, slices[step])
-        r = 0.9 * (1 - before[-1] / max(before))
+        r = 0.9 * math.sqrt(1 - before[-1] / max(before))
         moved = reference.at_perturbed(
             losses, weights, [r * g / reference.norm(part) for g in part], lambda: slices[step]
         )

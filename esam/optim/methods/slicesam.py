@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal, final
@@ -30,8 +31,8 @@ class SliceSAM(SharpnessAware):
     Args:
         base, model, perturbation, seed: As for SAM.
         rho: The radius r, or where it ends.
-        radius: "growing": r is rho times the share of the loss that is gone, for a net that has yet to learn is only
-            held up by a perturbation; "constant": r is rho.
+        radius: "growing": r is rho times the root of the share of the loss that is gone, for a perturbation only holds
+            up a net that has yet to learn; "constant": r is rho.
         share: Share of the batch in S, in (0, 1]; 1 is SAM. A step costs 1 + share times the base's.
         k: Correct every k-th step, k times as strongly.
         ranking: How S is chosen: "random"; or as ESAM's, by "aligned" or a function: S then runs at theta once more.
@@ -42,7 +43,7 @@ class SliceSAM(SharpnessAware):
         base: Optimizer,
         model: nn.Module,
         *,
-        rho: float = 0.1,
+        rho: float = 0.15,
         radius: Literal["growing", "constant"] = "growing",
         share: float = 0.125,
         k: int = 1,
@@ -103,7 +104,7 @@ class SliceSAM(SharpnessAware):
         self._steps, self._progress = memory.get("steps", 0), Progress(**memory.get("progress", {}))
 
     def _growth(self) -> float:
-        return self._progress.share if self.radius == "growing" else 1.0
+        return math.sqrt(self._progress.share) if self.radius == "growing" else 1.0
 
     def _highest(self, scores: Tensor) -> Tensor:
         return keep_highest(scores, self.share, least=2 if has_batch_statistics(self.model) else 1)
