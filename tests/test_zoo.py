@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esam import METHODS
 from esam.optim.mask import MASKS
+from esam.optim.progress import Progress
 
 SIZE, CLASSES = 8, 3
 RHO, LR = 0.3, 0.05
@@ -443,7 +444,7 @@ class ByHand:
         self.settings = METHODS[name].effective()
         self.masks, self.kept = [], []
         self.base = torch.optim.SGD(model.parameters(), lr=LR)
-        self.steps, self.reused, self.norms = 0, None, {}
+        self.steps, self.reused, self.norms, self.progress = 0, None, {}, Progress()
 
     def gradient(self, keep, random):
         """Return the mean loss and the gradient of each tensor that takes part, by its place in the model."""
@@ -477,6 +478,7 @@ class ByHand:
             self.reused = {n: g for n, g in whole.items() if n in self.dense}  # sparse gradients stay as they are
         self.put_back(buffers)
         torch.set_rng_state(after)
+        self.progress = self.progress.after(float(losses.mean()))
         for n, w in enumerate(self.weights):
             w.grad = found.get(n)
         self.base.step()
@@ -516,7 +518,8 @@ class ByHand:
         torch.set_rng_state(random)
         with torch.no_grad():
             rise = (self.closure(slice(None)) - losses).tolist()
-        return torch.tensor(sorted(sorted(range(SIZE), key=lambda i: (-rise[i], i))[: SIZE // 2]))
+        share = 1 - 0.5 * self.progress.share if self.name == "esam-follow" else 0.5
+        return torch.tensor(sorted(sorted(range(SIZE), key=lambda i: (-rise[i], i))[: round(share * SIZE)]))
 
     def buffers(self):
         return [(m, n, b.clone()) for m in self.model.modules() for n, b in m.named_buffers(recurse=False)]

@@ -109,6 +109,12 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
     "esam-swp-suffix": ("esam-swp", {"mask": "suffix"}),
 }
 """Forms of a registered method that are worth a time of their own."""
+STEADY: dict[str, dict[str, Any]] = {
+    "slicesam": {"radius": "constant"},
+    "sam-late": {"when": "every"},
+    "sam-early": {"when": "every"},
+}
+"""Settings with which a few steps cost what those of a whole training do on average."""
 OTHERS = {"base": Contender(plain_loop, 3.0), "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0)}
 """Steps without any of this package: the base optimizer's own loop, and another package's SAM."""
 
@@ -124,4 +130,4 @@ def contender(name: str) -> Contender:
     known = [*METHODS, *FORMS, "pytorch_optimizer"]
     if name not in METHODS:
         raise ValueError(f"unknown contender {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
-    return Contender(Registered(name, {}), METHODS[name].units())
+    return Contender(Registered(name, STEADY.get(name, {})), METHODS[name].units())

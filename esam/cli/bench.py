@@ -17,8 +17,8 @@ class BenchOptions:
     """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
 
     bench: tyro.conf.OmitArgPrefixes[Bench]
-    contenders: tuple[str, ...] = ("base", "sam", "esam", "esam-swp", "esam-sds", "esam-random")
-    """Who is timed; an unknown name is answered with all of them."""
+    contenders: tuple[str, ...] = ("base", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "slicesam")
+    """Who is timed; `all`: every row of `esam methods`."""
     against: tuple[str, ...] = ()
     """Other packages to time beside them: pytorch_optimizer."""
     memory: bool = True
@@ -39,10 +39,12 @@ def bench(arguments: list[str]) -> None:
     from esam.bench.memory import peak_memory
     from esam.bench.steps import bench_steps, steps_sheet
     from esam.files import write_atomically
+    from esam.optim import METHODS
     from esam.report.sheets import as_text
     from esam.train.history import ALIASES
 
-    contenders = {ALIASES.get(name, name): contender(name) for name in (*options.contenders, *options.against)}
+    named = METHODS if options.contenders == ("all",) else options.contenders
+    contenders = {ALIASES.get(name, name): contender(name) for name in (*named, *options.against)}
     result = bench_steps(options.bench, contenders)
     if options.memory:
         for name, row in result["contenders"].items():
