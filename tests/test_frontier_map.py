@@ -11,6 +11,7 @@ from esam.frontier.page import marks_of, write_map
 from esam.frontier.standings import front, front_shares, overall, read_map, resampled_interval, shared, under_sam
 from esam.frontier.tables import (
     accuracy_sheet,
+    beside_sheet,
     findings,
     overall_sheet,
     regime_sheet,
@@ -108,6 +109,17 @@ def test_sam_is_kept_where_the_difference_is_no_more_than_seeds_differ(tmp_path)
     told = findings(found)
     assert "No cheaper method keeps" in told[0]
     assert told[1].endswith("under SAM by more than seeds differ in: ViT (AdamW).")
+
+
+def test_an_entrant_stands_beside_the_best_control_and_is_above_level_or_under_by_the_spread_of_seeds(tmp_path):
+    write_three(tmp_path, "fits", base=(0.50, 0.54), sam=(0.53, 0.53), esam=(0.52, 0.52))
+    write_three(tmp_path, "vit", base=(0.50, 0.501), sam=(0.53, 0.53), esam=(0.52, 0.52))
+    write_three(tmp_path, "text", base=(0.50, 0.501), sam=(0.53, 0.53), esam=(0.54, 0.54))
+    for regime in ("fits", "vit", "text"):
+        write_run(tmp_path, regime, "base-long", 0, 0.6)
+    rows = beside_sheet(read_map(tmp_path), "esam").rows
+    assert [row[-1] for row in rows] == ["-1.0 ± 0.0, level", "-1.0 ± 0.0, under", "+1.0 ± 0.0, above"]
+    assert rows[0][2] == "60.0 (SGD, twice as long)"
 
 
 def test_who_keeps_sam_everywhere_for_less_is_named(tmp_path):

@@ -14,7 +14,18 @@ from esam.train.runs import BASE_TITLES
 
 from .entrants import ENTRANTS
 from .regimes import REGIMES
-from .standings import Map, Overall, Standing, front_shares, overall, regime_title, shared, standard_error, under_sam
+from .standings import (
+    Map,
+    Overall,
+    Standing,
+    front_shares,
+    overall,
+    pooled_deviation,
+    regime_title,
+    shared,
+    standard_error,
+    under_sam,
+)
 
 
 def with_error(spread: Spread | None, decimals: int = 1, *, sign: bool = False) -> str:
@@ -98,6 +109,31 @@ def short_sheet(rows: Sequence[Overall], best: int = 3) -> Sheet:
     columns = [whole.head.index(name) for name in ("Entrant", "Time", "Mean rank", "Over base", "Keeps SAM")]
     head, *lines = ([row[column] for column in columns] for row in (whole.head, *whole.rows))
     return Sheet("", tuple(head), tuple(map(tuple, lines)))
+
+
+def beside_sheet(found: Map, name: str) -> Sheet:
+    """Give one entrant beside the base, the best control and SAM in every regime, with a word on SAM's accuracy."""
+    _, regimes = shared(found)
+    lines = []
+    for regime in regimes:
+        rows = {one.entrant: one for one in found[regime]}
+        own, deviation = rows[name], pooled_deviation(found[regime])
+        control = max((one for one in rows.values() if one.control), key=lambda one: one.last.mean)
+        behind = 0.0 if own.over_sam is None else own.over_sam.mean
+        word = "above" if behind > deviation else "under" if behind < -deviation else "level"
+        lines.append(
+            (
+                regime_title(regime),
+                with_error(rows["base"].last),
+                f"{with_error(control.last)} ({control.title})",
+                with_error(rows["sam"].last),
+                with_error(own.last),
+                with_error(own.over_base, sign=True),
+                f"{with_error(own.over_sam, sign=True)}, {word}",
+            )
+        )
+    head = ("Regime", "Base, %", "Best control, %", "SAM, %", "It, %", "Over base", "Over SAM")
+    return Sheet(f"{ENTRANTS[name].named('Base')} in every regime", head, tuple(lines))
 
 
 def regimes_sheet(found: Map) -> Sheet:
