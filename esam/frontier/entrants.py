@@ -88,5 +88,19 @@ _ALL = (
 ENTRANTS: dict[str, Entrant] = {row.name: row for row in _ALL if row.method in METHODS}
 """By name; a row whose method the registry lacks takes no part."""
 
-PROTECTED = ("sam", "esam", "slicesam", "slicesam-fixed", "looksam", "esam-random")
+PROTECTED = (
+    "sam",
+    "asam",
+    "looksam",
+    "esam",
+    "esam-swp",
+    "esam-random",
+    "slicesam",
+    "slicesam-fixed",
+    "msam",
+    "sam-on",
+    "sam-late",
+    "ae-sam",
+    "saf",
+)
 """Published methods and our own lead: they are reported on wherever they end."""
