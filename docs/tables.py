@@ -100,12 +100,8 @@ def studied() -> str:
 
 
 def _rows(*kinds: str) -> str:
-    rows = []
-    for name, row in ((name, row) for name, row in METHODS.items() if row.kind in kinds):
-        own = ", ".join(f"{key}={value}" for key, value in row.settings.items())
-        built = f"`{row.build.__name__}(..., {own})`" if own else f"`{row.build.__name__}`"
-        rows.append((f"`{name}`", built, row.summary, f"{row.units():.3g}"))
-    return as_markdown(Sheet("", ("name", "class", "what a step does", "cost"), tuple(rows)))
+    rows = [(f"`{name}`", row.summary, f"{row.units():.3g}") for name, row in METHODS.items() if row.kind in kinds]
+    return as_markdown(Sheet("", ("name", "what a step does", "cost"), tuple(rows)))
 
 
 def claims() -> str:
