@@ -54,6 +54,13 @@ _ALL = (
     Entrant("base-long", "base", "{base}, twice as long", length=2, control=True),
     Entrant("base-small", "base", "{base}, batches of half the size", batch=0.5, control=True),
     Entrant("base-half", "base-part", "{base} on half of each batch", {"gamma": 0.5}, control=True),
+    Entrant(
+        "base-pieces",
+        "slicesam",
+        "{base} in SliceSAM's pieces",
+        {"rho": 1e-6, "radius": "constant"},
+        control=True,
+    ),
     Entrant("base-ema", "base-ema", knob="decay", values=(0.98, 0.99), control=True),
     _radius("sam-short", 0.1, method="sam", title="SAM, half as long", length=0.5, control=True),
     _radius("sam", 0.1),
