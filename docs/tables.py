@@ -77,6 +77,12 @@ def headline() -> str:
     return as_markdown(Sheet("", head, tuple(rows)))
 
 
+def step_times() -> dict[str, str]:
+    """Return by method what a step takes on both models, in the base's time."""
+    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
+    return {name: " / ".join(f"{time[name]['time / base']['of totals']:.2f}" for time in times) for name in METHODS}
+
+
 def recommended_speed() -> str:
     """Return what a step of the recommended method, of SAM and of ESAM takes on both models."""
     times = {name: record(f"speed/{name}.json") for name in ("resnet18", "vit-tiny")}
@@ -158,7 +164,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10": lambda: results("cifar10/runs", CLEAN),
     "cifar10-noisy": lambda: results("cifar10/runs", NOISY),
     "cifar100": lambda: results("cifar100/runs", CLEAN),
-    "frontier-short": lambda: frontier(lambda found: frontier_tables.short_sheet(overall(found))),
+    "frontier-short": lambda: frontier(lambda found: frontier_tables.short_sheet(overall(found), step_times())),
     "frontier": lambda: frontier(lambda found: frontier_tables.overall_sheet(overall(found))),
     "frontier-findings": lambda: frontier(lambda found: "\n".join(f"- {t}" for t in frontier_tables.findings(found))),
     "frontier-accuracy": lambda: frontier(frontier_tables.accuracy_sheet),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from esam.report.settings import readable
@@ -18,13 +18,13 @@ from .standings import (
     Map,
     Overall,
     Standing,
+    behind,
     front_shares,
     overall,
     pooled_deviation,
     regime_title,
     shared,
     standard_error,
-    under_sam,
 )
 
 
@@ -101,14 +101,19 @@ def overall_sheet(rows: Sequence[Overall], title: str = "") -> Sheet:
     return Sheet(title, head, tuple(lines))
 
 
-def short_sheet(rows: Sequence[Overall], best: int = 3) -> Sheet:
-    """Give the base, SAM and ESAM beside the best methods by mean rank: what fits a first page."""
+def short_sheet(rows: Sequence[Overall], steps: Mapping[str, str], best: int = 3) -> Sheet:
+    """Give the base, SAM and ESAM beside the best methods by mean rank: what fits a first page.
+
+    ``steps`` tells by method what a step takes on larger nets.
+    """
     methods = [one.entrant for one in rows if not one.control]
-    shown = {"base", "sam", "esam", *methods[:best]}
-    whole = overall_sheet([one for one in rows if one.entrant in shown])
-    columns = [whole.head.index(name) for name in ("Entrant", "Time", "Mean rank", "Over base", "Keeps SAM")]
+    shown = [one for one in rows if one.entrant in {"base", "sam", "esam", *methods[:best]}]
+    whole = overall_sheet(shown)
+    columns = [whole.head.index(name) for name in ("Entrant", "Cost", "Mean rank", "Over base", "Keeps SAM")]
     head, *lines = ([row[column] for column in columns] for row in (whole.head, *whole.rows))
-    return Sheet("", tuple(head), tuple(map(tuple, lines)))
+    times = [steps.get(ENTRANTS[one.entrant].method, ABSENT) for one in shown]
+    told = [(*line[:2], time, *line[2:]) for line, time in zip(lines, times, strict=True)]
+    return Sheet("", (*head[:2], "Step on ResNet-18 / ViT", *head[2:]), tuple(told))
 
 
 def beside_sheet(found: Map, name: str) -> Sheet:
@@ -181,14 +186,19 @@ def findings(found: Map) -> list[str]:
         told.append(f"No cheaper method keeps SAM's accuracy in every regime. Closest, with the base's time: {listed}.")
     for name in ("esam", *(name for name in names if name.startswith("slicesam"))):
         if name in rows:
-            lost = "; ".join(map(regime_title, under_sam(found, name)))
+            under_sam, under_base = (_titles(behind(found, name, other)) for other in ("sam", "base"))
             told.append(
                 f"{rows[name].title}: {rows[name].time:.2f} times the base's time, mean rank "
-                f"{rows[name].rank.mean:.1f}, under SAM by more than seeds differ in: {lost or 'no regime'}."
+                f"{rows[name].rank.mean:.1f}, by more than seeds differ under SAM in {under_sam} and under the base in "
+                f"{under_base}."
             )
     controls = "; ".join(f"{one.title} {one.rank.mean:.1f}" for one in rows.values() if one.control)
     told.append(f"Mean ranks of the controls among {len(rows)}: {controls}. SAM's is {rows['sam'].rank.mean:.1f}.")
     return told
+
+
+def _titles(regimes: Sequence[str]) -> str:
+    return "; ".join(map(regime_title, regimes)) or "no regime"
 
 
 def screening_sheet(found: Map) -> Sheet:
