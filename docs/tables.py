@@ -52,14 +52,11 @@ def results(folder: str, noise: float) -> str:
 def headline() -> str:
     """Return the README's table: accuracy on two tasks, and what a step takes on two models."""
     clean, noisy = ({m.group.method: m for m in summaries("cifar10/runs", noise)} for noise in (CLEAN, NOISY))
-    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
+    over_base, over_sam = step_times("base"), step_times("sam")
 
     def accuracy(found: dict[str, Any], name: str) -> str:
         spread = found[name].accuracy
         return f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
-
-    def ratio(name: str, other: str) -> str:
-        return " / ".join(f"{time[name][f'time / {other}']['of totals']:.2f}" for time in times)
 
     rows = [
         (
@@ -67,8 +64,8 @@ def headline() -> str:
             accuracy(clean, name),
             f"{100 * clean[name].train_accuracy.mean:.0f}",
             accuracy(noisy, name),
-            ratio(name, "base"),
-            ratio(name, "sam"),
+            over_base[name],
+            over_sam[name],
         )
         for name in METHODS
         if name in clean and name in noisy
@@ -77,10 +74,10 @@ def headline() -> str:
     return as_markdown(Sheet("", head, tuple(rows)))
 
 
-def step_times() -> dict[str, str]:
-    """Return by method what a step takes on both models, in the base's time."""
+def step_times(other: str = "base") -> dict[str, str]:
+    """Return by method what a step takes on both models, in the time of another's."""
     times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
-    return {name: " / ".join(f"{time[name]['time / base']['of totals']:.2f}" for time in times) for name in METHODS}
+    return {name: " / ".join(f"{time[name][f'time / {other}']['of totals']:.2f}" for time in times) for name in METHODS}
 
 
 def recommended_speed() -> str:
