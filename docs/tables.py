@@ -153,8 +153,10 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "methods": methods,
     "studied": studied,
     "claims": claims,
-    "steps-resnet18": lambda: as_markdown(steps_sheet(record("speed/resnet18.json"))),
-    "steps-vit-tiny": lambda: as_markdown(steps_sheet(record("speed/vit-tiny.json"))),
+    **{
+        f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
+        for name in ("resnet18", "vit-tiny", "peers-resnet18", "peers-vit-tiny")
+    },
     "toy": toy,
     "wrapper": wrapper,
     "demo": lambda: results("demo", 0.3),
