@@ -37,7 +37,8 @@ def compare(arguments: list[str]) -> None:
     options, config = parse_run("compare", CompareOptions, arguments, start, **given)
     from rich.console import Console
 
-    from esam.compare.launch import Launcher
+    from esam.compare.check import check
+    from esam.compare.launch import Launcher, divergences
     from esam.compare.live import show_results, watch
     from esam.compare.plan import Comparison, plan
     from esam.report import write_report
@@ -46,6 +47,7 @@ def compare(arguments: list[str]) -> None:
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
     runs = plan(Comparison(config, options.methods, options.seeds, settings), options.out)
+    check(runs, options.out)
     console = Console()
     failure: RuntimeError | None = None
     try:
@@ -57,3 +59,5 @@ def compare(arguments: list[str]) -> None:
         console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)
     if failure is not None:
         raise failure
+    if diverged := divergences(runs):
+        raise RuntimeError("\n".join([f"{len(diverged)} of {len(runs)} runs diverged:", *diverged]))

@@ -95,7 +95,7 @@ def _epochs(record: RunRecord | None) -> int:
 def _done(run: PlannedRun, record: RunRecord | None) -> float:
     if record is None or not record.epochs:
         return 0.0
-    if record.finished:
+    if record.finished or record.diverged:
         return 1.0
     if run.config.budget is not None:
         return min(1.0, float(record.epochs[-1]["seconds"]) / run.config.budget)
@@ -110,6 +110,8 @@ def _figures(record: RunRecord | None) -> str:
     if record is None or not record.epochs:
         return "waiting"
     last = record.epochs[-1]
+    if record.diverged:
+        return f"diverged in epoch {last['epoch']}"
     accuracy = next((e["test_accuracy"] for e in reversed(record.epochs) if e.get("test_accuracy") is not None), None)
     loss = "" if last.get("train_loss") is None else f", train loss {last['train_loss']:.3f}"
     return f"epoch {last['epoch']}{loss}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %")

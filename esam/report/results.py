@@ -17,7 +17,7 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     base = next((one.name for one in methods if one.is_base), "base")
     cells = {
         "Seeds": [str(one.n) for one in methods],
-        "Test acc., %": [percent(one.accuracy, seeds=one.n) for one in methods],
+        "Test acc., %": [_accuracy(one) for one in methods],
         "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
         "Best, %": [percent(one.best, seeds=one.n) for one in methods],
         "Train loss": [measured(one.train_loss, seeds=one.n) for one in methods],
@@ -33,3 +33,9 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
         columns = [key for key, column in cells.items() if key == "Train acc., %" or set(column) != {ABSENT}]
     rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
     return Sheet(title, ("Method", *columns), tuple(rows))
+
+
+def _accuracy(one: MethodSummary) -> str:
+    told = percent(one.accuracy, seeds=one.n)
+    lost = sum(run.diverged for run in one.group.unfinished)
+    return told if not lost else f"{told}; {lost} diverged" if one.n else f"{lost} diverged"

@@ -14,7 +14,7 @@ FITTED = 0.95
 """A method fits its training data when it gets this share of the right labels right."""
 
 QUALITY = ("train_loss", "train_accuracy", "sharpness")
-COST = ("images_per_second", "seconds", "peak_memory", "forwards", "backwards")
+COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,7 @@ class MethodSummary:
     sharpness: Spread | None
     images_per_second: Spread | None
     seconds: Spread | None
+    cpu_seconds: Spread | None
     peak_memory: Spread | None
     forwards: Spread | None
     backwards: Spread | None
@@ -69,9 +70,18 @@ class MethodSummary:
 
     @property
     def time_ratio(self) -> float | None:
-        """Mean training time over the base's."""
-        ours, theirs = self.seconds, self.base and self.base.seconds
+        """Mean training time over the base's: of the processor where both were on CPUs, not of the clock."""
+        if self.base is None:
+            return None
+        ours, theirs = self.seconds, self.base.seconds
+        if self.on_cpus and self.base.on_cpus and self.cpu_seconds and self.base.cpu_seconds:
+            ours, theirs = self.cpu_seconds, self.base.cpu_seconds
         return ours.mean / theirs.mean if ours and theirs and theirs.mean else None
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether no accelerator did the work, so that processor time tells all of it."""
+        return all(str(run.run["environment"].get("device", "cpu")) == "cpu" for run in self.group.finished)
 
     @property
     def fitted(self) -> bool:

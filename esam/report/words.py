@@ -63,11 +63,17 @@ def memory(size: float) -> str:
 def sentences(methods: Sequence[MethodSummary]) -> str:
     """Say what the methods came to under one condition, and which of them did not fit their training data."""
     told = [(one, one.accuracy) for one in methods if one.accuracy is not None]
+    lost = " ".join(_lost(one) for one in methods if any(run.diverged for run in one.group.unfinished))
     if not told:
-        return "No run has finished yet."
+        return lost or "No run has finished yet."
     deviations = [accuracy.std for _, accuracy in told if accuracy.std is not None]
     decimals = 2 if min(deviations, default=1) < 0.0005 else 1  # "± 0.0" would look exact
-    return " ".join(_sentence(one, accuracy, decimals) for one, accuracy in told)
+    return " ".join([*(_sentence(one, accuracy, decimals) for one, accuracy in told), *([lost] if lost else [])])
+
+
+def _lost(one: MethodSummary) -> str:
+    seeds = [str(run.seed) for run in one.group.unfinished if run.diverged]
+    return f"{one.name} diverged with seed{'s' * (len(seeds) > 1)} {', '.join(seeds)}."
 
 
 def _sentence(one: MethodSummary, accuracy: Spread, decimals: int) -> str:

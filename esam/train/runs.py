@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +16,18 @@ from torch.optim import Optimizer
 from esam.files import folder_lock
 from esam.optim import SharpnessAware
 
+from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
-from .evaluation import Loss, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Batch, Loss, evaluate, per_sample_cross_entropy
+from .facts import Facts, data_facts
 from .loop import Schedule, cosine, evaluation_weights, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
-from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
-from .resume import Progress
+from .outcome import divergence, first_line, results
+from .place import ended_record, open_record
+from .record import RECORD_NAME, RunRecord, read_record
 from .task import Task, TaskBatches, class_count, image_shape, is_factory, load_task, make_model
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
@@ -61,6 +66,36 @@ def build_optimizer(config: Config, model: nn.Module, *, total_steps: int | None
     return method(base, model, seed=config.seed, **{**length, **config.settings})
 
 
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, ready to train."""
+
+    data: Data | Task
+    facts: Facts
+    model: nn.Module
+    optimizer: SharpnessAware
+    train: Batches | TaskBatches
+    test: Iterable[Batch]
+    ordered: Iterable[Batch]
+    """The training data once, in order: what is fitted is told by them."""
+    loss: Loss
+    device: torch.device
+
+
+def configured_parts(config: Config) -> Parts:
+    """Return the parts that a configuration names."""
+    check_choices(config)
+    device = chosen_device(config.device)
+    data = configured_task(config) if is_factory(config.data) else configured_data(config)
+    facts = data_facts(data)
+    model = prepared_model(config, data, device)
+    train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
+    steps = config.epochs * len(train) if config.budget is None else None
+    optimizer = build_optimizer(config, model, total_steps=steps)
+    loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
+    return Parts(data, facts, model, optimizer, train, test, ordered, loss, device)
+
+
 def run(
     config: Config,
     folder: str | Path,
@@ -69,34 +104,31 @@ def run(
     watch: Callable[[dict[str, Any]], None] | None = None,
     observe: Observe | None = None,
 ) -> RunRecord:
-    """Run a configuration in a folder, or resume it; a finished run is returned as it is.
+    """Run a configuration in a folder, or resume it; a run that has come to its end is returned as it is.
+
+    A run whose loss ceases to be finite ends as ``diverged``. More epochs than the folder's run has go on from its end;
+    where the learning rate follows the length, that is not what so many epochs from the start would have given, and
+    the record says so (``extended``).
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
     ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
     data; it must leave the model and the random stream as they are.
     """
-    folder = Path(folder)
+    folder, config = Path(folder), config.check()
     path = folder / RECORD_NAME
-    if (finished := _finished(path, config)) is not None:
-        return finished
-    _check_choice("schedule", config.schedule, SCHEDULES)
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = chosen_device(config.device)
-    data = configured_task(config) if is_factory(config.data) else configured_data(config)
-    loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
-    model = prepared_model(config, data, device)
-    train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
-    steps = config.epochs * len(train) if config.budget is None else None
-    optimizer = build_optimizer(config, model, total_steps=steps)
+    parts = configured_parts(config)
+    model, optimizer = parts.model, parts.optimizer
+    if (ended := ended_record(path, config, parts.facts)) is not None:
+        return ended
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
-        if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
-            return finished
-        if path.exists() and not _same_run(read_record(path), config):
-            path.unlink()  # it failed before its first epoch, and must not be in the way of the next try
+        if (ended := ended_record(path, config, parts.facts)) is not None:  # by another process, meanwhile
+            return ended
         checkpoint = Checkpoint(folder)
-        writer = _writer(path, config, checkpoint, device)
+        first = first_line(config, parts.optimizer, parts.facts, parts.device)
+        writer = open_record(path, config, checkpoint, first)
         last: dict[str, Any] = dict(read_record(path).epochs[-1]) if read_record(path).epochs else {}
 
         def on_epoch(metrics: dict[str, Any]) -> None:
@@ -105,15 +137,15 @@ def run(
             if watch is not None:
                 watch(metrics)
             if observe is not None:
-                observe(metrics["epoch"], model, data)
+                observe(metrics["epoch"], model, parts.data)
 
         progress = fit(
             model,
             optimizer,
-            train,
-            test,
+            parts.train,
+            parts.test,
             epochs=config.epochs if config.budget is None else sys.maxsize,
-            loss=loss,
+            loss=parts.loss,
             schedule=SCHEDULES[config.schedule],
             budget=config.budget,
             precision=config.precision,
@@ -122,26 +154,13 @@ def run(
             on_epoch=on_epoch,
         )
         with evaluation_weights(optimizer):
-            trained = evaluate(model, ordered, loss, precision=config.precision)
-            taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
-        writer.end(**_results(progress, last, trained, device), **taken)
+            trained = evaluate(model, parts.ordered, parts.loss, precision=config.precision)
+            diverged = progress.diverged or not math.isfinite(trained["test_loss"])
+            asked = {} if diverged else measures or {}
+            taken = {name: measure(model, parts.data, parts.device) for name, measure in asked.items()}
+        how = {"status": "diverged", "error": divergence(config, progress)} if diverged else {}
+        writer.end(**how, **results(progress, last, trained, parts.device), **taken)
         return read_record(path)
-
-
-def _finished(path: Path, config: Config) -> RunRecord | None:
-    """Return the record of this run if it is finished; refuse the place of another run."""
-    if not path.exists():
-        return None
-    record = read_record(path)
-    if _same_run(record, config):
-        return record if record.finished else None
-    if record.epochs or record.finished:
-        raise ValueError(f"{path.parent} holds another run: its configuration differs; choose another folder")
-    return None
-
-
-def _same_run(record: RunRecord, config: Config) -> bool:
-    return Config.from_json(record.config).identity() == config.identity()
 
 
 def configured_data(config: Config) -> Data:
@@ -212,47 +231,14 @@ def chosen_device(name: str) -> torch.device:
         raise ValueError(f"device must be auto, cpu or one that torch finds here, got {name!r} ({error})") from error
 
 
+def check_choices(config: Config) -> None:
+    """Refuse a word that names no optimizer, schedule, precision or augmentation."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    _check_choice("schedule", config.schedule, SCHEDULES)
+    _check_choice("precision", config.precision, PRECISIONS)
+    find_augmentation(config.augment)
+
+
 def _check_choice(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
-
-
-def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.device) -> RecordWriter:
-    state = checkpoint.load()
-    if path.exists():
-        return RecordWriter.resume(path, epoch=state["progress"]["epoch"] if state else 0)
-    if state is not None:
-        raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
-    first = {"id": config.id(), "name": title(config), "method": config.method, "seed": config.seed}
-    told = {"config": config.as_json(), "environment": environment(str(device))}
-    return RecordWriter.create(path, {**first, **told})
-
-
-def _results(
-    progress: Progress, last: dict[str, Any], trained: dict[str, float], device: torch.device
-) -> dict[str, Any]:
-    known = "test_accuracy" in trained  # else the targets are no classes
-    return {
-        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best if known else None},
-        "test_loss": last.get("test_loss"),
-        "train_loss": trained["test_loss"],
-        "train_accuracy": trained.get("test_accuracy"),
-        "images_per_second": progress.images / progress.seconds if progress.seconds else None,
-        "seconds": progress.seconds,
-        "cpu_seconds": progress.cpu_seconds,
-        "peak_memory": _peak_memory(device),
-        "forwards": progress.forwards,
-        "backwards": progress.backwards,
-    }
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    """Return the highest memory in use, in bytes: the accelerator's, or this process's; None where it is not told."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak
