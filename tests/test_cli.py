@@ -275,3 +275,14 @@ def test_a_recipes_own_settings_reach_a_single_run(esam, tmp_path, monkeypatch):
         config = read_record(folder / "record.jsonl").config
         assert config["settings"] == {"rho": rho}
         assert config["weight_decay"] == (0.01 if method == "sam" else 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("package", "install"), [("tyro", "torch-esam[train]"), ("scipy.sparse", "torch-esam[analysis]"), ("odd", "odd")]
+)
+def test_a_missing_package_is_answered_by_what_to_install(esam, monkeypatch, package, install):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr("esam.cli.import_module", missing)
+    assert esam("train") == (1, "", f"esam: train needs {package}; run: pip install {install}\n")

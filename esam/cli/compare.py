@@ -27,6 +27,8 @@ class CompareOptions:
     """Folder of the runs and of report.html."""
     jobs: int = 1
     """Runs at a time."""
+    tune: int = 0
+    """Values of rho to try for each method on held-out training data, before the runs; 4 is a good number, 0: none."""
 
 
 def compare(arguments: list[str]) -> None:
@@ -41,14 +43,21 @@ def compare(arguments: list[str]) -> None:
     from esam.compare.launch import Launcher, divergences
     from esam.compare.live import show_results, watch
     from esam.compare.plan import Comparison, plan
+    from esam.compare.tune import tried_sheet, tune
     from esam.report import write_report
+    from esam.report.sheets import as_text
 
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
-    runs = plan(Comparison(config, options.methods, options.seeds, settings), options.out)
-    check(runs, options.out)
     console = Console()
+    comparison = Comparison(config, options.methods, options.seeds, settings)
+    check(plan(comparison, options.out), options.out)
+    if options.tune:
+        launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), console)  # noqa: E731
+        comparison, tried = tune(comparison, options.out / "tune", options.tune, launch)
+        console.print(as_text(tried_sheet(tried)), "", highlight=False, markup=False, sep="\n")
+    runs = plan(comparison, options.out)
     failure: RuntimeError | None = None
     try:
         watch(Launcher(runs, jobs=options.jobs), console)

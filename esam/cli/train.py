@@ -48,7 +48,7 @@ def train(arguments: list[str]) -> None:
         for watcher in watchers:
             watcher(metrics)
 
-    record = run(config, options.out, measures=MEASURES, watch=watch)
+    record = run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True)
     assert record.end is not None, "a run that is over has an end"
     if record.diverged:
         raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")

@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 
 from esam.report import summarise
+from esam.report.advice import advice
 from esam.report.results import results_sheet
 from esam.report.sheets import as_text
 from esam.report.words import duration, sentences
@@ -34,7 +35,8 @@ def show_results(runs: Sequence[PlannedRun], console: Console) -> None:
     records = [record for run in runs if (record := run.record()) is not None]
     for condition, methods in summarise(records).items():
         table = as_text(results_sheet(methods, condition), console.width)
-        console.print(f"{table}\n\n{sentences(methods)}\n", highlight=False, markup=False, emoji=False)
+        told = "\n".join([sentences(methods), *(f"- {line}" for line in advice(methods))])
+        console.print(f"{table}\n\n{told}\n", highlight=False, markup=False, emoji=False)
 
 
 class _Board:

@@ -13,7 +13,7 @@ from esam.train.record import RunRecord
 FITTED = 0.95
 """A method fits its training data when it gets this share of the right labels right."""
 
-QUALITY = ("train_loss", "train_accuracy", "sharpness")
+QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
 COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 
 
@@ -35,6 +35,9 @@ class MethodSummary:
     """Test accuracy after the last epoch, a share from 0 to 1."""
     best: Spread | None
     """Test accuracy of each run's best epoch: chosen on the test data, so it flatters. None where runs have but one."""
+    test_loss: Spread | None
+    test_metric: Spread | None
+    """A user's own measure on the test data."""
     train_loss: Spread | None
     train_accuracy: Spread | None
     sharpness: Spread | None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .data.splits import Data, Split, StreamedSplit
-from .task import Samples, Task
+from .task import Samples, Task, sample_count
 
 LOOKED_AT = 256
 """Rows of a user's own Dataset that stand for all of it, evenly spread; tensors count whole."""
@@ -26,8 +27,10 @@ def data_facts(data: Data | Task) -> Facts:
 def _facts(data: Data | Task) -> Facts:
     facts: Facts
     if isinstance(data, Task):
-        facts = {"train": _count(data.train), "test": _count(data.test), "shape": _shape(data.train)}
-        facts |= {"classes": None if data.classes is None else list(data.classes)}
+        first = _first(data.train)
+        kind = (None, None) if first is None else (list(first.shape), str(first.dtype))
+        facts = {"train": sample_count(data.train), "test": sample_count(data.test), "shape": kind[0]}
+        facts |= {"classes": None if data.classes is None else list(data.classes), "dtype": kind[1]}
     else:
         facts = {"train": len(data.train), "test": len(data.test), "shape": list(data.train.shape)}
         facts |= {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
@@ -38,9 +41,10 @@ def _facts(data: Data | Task) -> Facts:
 
 
 def changed_data(then: Facts | None, now: Facts) -> str | None:
-    """Say how the data differ from those of a record; None where they do not, or the record does not tell."""
+    """Say how the data (or a model of Python's own) differ from a record's; None where they do not, or it is silent."""
     if then is None or then["fingerprint"] == now["fingerprint"]:
-        return None
+        other = then is not None and then.get("model") != now.get("model")
+        return "the model has other tensors than it had" if other else None
     told = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
     return f"then {told[0]}, now {told[1]}"
 
@@ -65,18 +69,24 @@ def _add_tensors(digest: Any, *tensors: Tensor) -> None:
 
 
 def _add_rows(digest: Any, rows: Any) -> None:
-    """Add a Dataset's length and some of its rows; of a row that comes out otherwise each time, the target alone."""
+    """Add a Dataset's length and some of its rows; whatever comes out otherwise each time is left out."""
     digest.update(str(len(rows)).encode())
     for row in torch.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows))).round().long().tolist():
-        inputs, target = rows[row]
-        steady = isinstance(inputs, Tensor) and torch.equal(inputs, rows[row][0])
-        _add_tensors(digest, *([inputs] if steady else []), torch.as_tensor(target))
+        once, again = (_parts(rows[row]) for _ in range(2))
+        for part, same in zip(once, again, strict=False):
+            if isinstance(part, Tensor) and isinstance(same, Tensor) and torch.equal(part, same):
+                _add_tensors(digest, part)
+            elif isinstance(part, (int, float, str)) and part == same:
+                digest.update(repr(part).encode())
 
 
-def _count(samples: Samples) -> int:
-    return len(samples[1]) if isinstance(samples, tuple) else len(samples)  # type: ignore[arg-type]
+def _parts(sample: Any) -> list[Any]:
+    if isinstance(sample, Mapping):
+        sample = list(sample.values())
+    return list(sample) if isinstance(sample, (tuple, list)) else [sample]
 
 
-def _shape(samples: Samples) -> list[int] | None:
-    first = samples[0][0]  # the first of the inputs, or the input of the first pair
-    return list(first.shape) if isinstance(first, Tensor) else None
+def _first(samples: Samples) -> Tensor | None:
+    """Return the first input, if it is a tensor."""
+    first = samples[0][0] if isinstance(samples, tuple) else _parts(samples[0])[0]
+    return first if isinstance(first, Tensor) else None

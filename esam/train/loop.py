@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
-from .evaluation import PRECISIONS, Batch, Loss, autocast, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Batch, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
 from .names import did_you_mean
 from .resume import Progress, Resumable
 
@@ -60,6 +60,7 @@ def fit(
     evaluate_every: int = 1,
     checkpoint: Checkpoint | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    metric: Metric | None = None,
 ) -> Progress:
     """Train, and return how far it came: to the end, or to an epoch whose loss was not finite (``diverged``).
 
@@ -78,6 +79,7 @@ def fit(
         checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit:
             torch's random numbers and a DataLoader's own generator continue.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
+        metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
     """
     if epochs < 0 or (budget is not None and not 0 < budget < math.inf):
         raise ValueError(f"epochs must be >= 0 and budget None or > 0 seconds, got {epochs} and {budget}")
@@ -106,7 +108,7 @@ def fit(
         ends = progress.diverged or pace.over(progress)
         if test is not None and (ends or progress.epoch % evaluate_every == 0):
             with evaluation_weights(stepper):
-                metrics |= evaluate(model, test, loss, precision=precision)
+                metrics |= evaluate(model, test, loss, precision=precision, metric=metric)
             progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
         if on_epoch is not None:
             on_epoch(metrics)

@@ -47,6 +47,7 @@ def results(
     return {
         "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best if known else None},
         "test_loss": last.get("test_loss"),
+        **({"test_metric": last["test_metric"]} if last.get("test_metric") is not None else {}),
         "train_loss": trained["test_loss"],
         "train_accuracy": trained.get("test_accuracy"),
         "images_per_second": progress.images / progress.seconds if progress.seconds else None,

@@ -20,15 +20,16 @@ from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
-from .evaluation import PRECISIONS, Batch, Loss, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Batch, Loss, Metric, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
-from .loop import Schedule, cosine, evaluation_weights, fit
+from .loop import Epochs, Schedule, cosine, evaluation_weights, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
 from .outcome import divergence, first_line, results
 from .place import ended_record, open_record
 from .record import RECORD_NAME, RunRecord, read_record
 from .task import Task, TaskBatches, class_count, image_shape, is_factory, load_task, make_model
+from .weights import WeightsKeeper
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
@@ -44,8 +45,10 @@ def title(config: Config) -> str:
     return find_method(config.method).named(BASE_TITLES[config.optimizer])
 
 
-def build_optimizer(config: Config, model: nn.Module, *, total_steps: int | None = None) -> SharpnessAware:
-    """Return the configured method around the configured base optimizer.
+def build_optimizer(
+    config: Config, model: nn.Module, *, base: Optimizer | None = None, total_steps: int | None = None
+) -> SharpnessAware:
+    """Return the configured method around the configured base optimizer, or around the one that is given.
 
     A method that follows training is told its length in steps, unless the settings tell it another.
     """
@@ -54,16 +57,19 @@ def build_optimizer(config: Config, model: nn.Module, *, total_steps: int | None
         if name not in method.options():
             takes = ", ".join(method.options()) or "none"
             raise ValueError(f"{config.method} takes no {name}; its settings: {takes}")
-    _check_choice("optimizer", config.optimizer, BASE_TITLES)
-    base: Optimizer
-    if config.optimizer == "sgd":
-        base = torch.optim.SGD(
-            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    else:
-        base = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    base = configured_base(config, model) if base is None else base
     length = {"total_steps": total_steps} if total_steps is not None and "total_steps" in method.options() else {}
     return method(base, model, seed=config.seed, **{**length, **config.settings})
+
+
+def configured_base(config: Config, model: nn.Module) -> Optimizer:
+    """Return the configured base optimizer."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -74,12 +80,13 @@ class Parts:
     facts: Facts
     model: nn.Module
     optimizer: SharpnessAware
-    train: Batches | TaskBatches
+    train: Epochs
     test: Iterable[Batch]
     ordered: Iterable[Batch]
     """The training data once, in order: what is fitted is told by them."""
     loss: Loss
     device: torch.device
+    metric: Metric | None = None
 
 
 def configured_parts(config: Config) -> Parts:
@@ -103,6 +110,8 @@ def run(
     measures: Mapping[str, Measure] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
     observe: Observe | None = None,
+    keep_weights: bool = False,
+    parts: Callable[[Config], Parts] = configured_parts,
 ) -> RunRecord:
     """Run a configuration in a folder, or resume it; a run that has come to its end is returned as it is.
 
@@ -112,40 +121,47 @@ def run(
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
     ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
-    data; it must leave the model and the random stream as they are.
+    data; it must leave the model and the random stream as they are. ``keep_weights`` keeps the best and the last
+    weights in files of their own, as ``esam.load_run`` reads them. ``parts`` makes what is trained.
     """
     folder, config = Path(folder), config.check()
     path = folder / RECORD_NAME
     if config.threads:
         torch.set_num_threads(config.threads)
-    parts = configured_parts(config)
-    model, optimizer = parts.model, parts.optimizer
-    if (ended := ended_record(path, config, parts.facts)) is not None:
+    made = parts(config)
+    model, optimizer = made.model, made.optimizer
+    if (ended := ended_record(path, config, made.facts)) is not None:
         return ended
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
-        if (ended := ended_record(path, config, parts.facts)) is not None:  # by another process, meanwhile
+        if (ended := ended_record(path, config, made.facts)) is not None:  # by another process, meanwhile
             return ended
         checkpoint = Checkpoint(folder)
-        first = first_line(config, parts.optimizer, parts.facts, parts.device)
+        first = first_line(config, made.optimizer, made.facts, made.device)
         writer = open_record(path, config, checkpoint, first)
-        last: dict[str, Any] = dict(read_record(path).epochs[-1]) if read_record(path).epochs else {}
+        so_far = read_record(path)
+        last: dict[str, Any] = dict(so_far.epochs[-1]) if so_far.epochs else {}
+        keeper = WeightsKeeper(so_far) if keep_weights else None
 
         def on_epoch(metrics: dict[str, Any]) -> None:
             writer.epoch(**metrics)
             last.update(metrics)
+            if keeper is not None:
+                with evaluation_weights(optimizer):
+                    keeper.epoch(metrics, model)
             if watch is not None:
                 watch(metrics)
             if observe is not None:
-                observe(metrics["epoch"], model, parts.data)
+                observe(metrics["epoch"], model, made.data)
 
         progress = fit(
             model,
             optimizer,
-            parts.train,
-            parts.test,
+            made.train,
+            made.test,
             epochs=config.epochs if config.budget is None else sys.maxsize,
-            loss=parts.loss,
+            loss=made.loss,
+            metric=made.metric,
             schedule=SCHEDULES[config.schedule],
             budget=config.budget,
             precision=config.precision,
@@ -154,12 +170,14 @@ def run(
             on_epoch=on_epoch,
         )
         with evaluation_weights(optimizer):
-            trained = evaluate(model, parts.ordered, parts.loss, precision=config.precision)
+            trained = evaluate(model, made.ordered, made.loss, precision=config.precision)
             diverged = progress.diverged or not math.isfinite(trained["test_loss"])
             asked = {} if diverged else measures or {}
-            taken = {name: measure(model, parts.data, parts.device) for name, measure in asked.items()}
+            if keeper is not None and not diverged:
+                keeper.end(last, model)
+            taken = {name: measure(model, made.data, made.device) for name, measure in asked.items()}
         how = {"status": "diverged", "error": divergence(config, progress)} if diverged else {}
-        writer.end(**how, **results(progress, last, trained, parts.device), **taken)
+        writer.end(**how, **results(progress, last, trained, made.device), **taken)
         return read_record(path)
 
 
@@ -195,7 +213,7 @@ def prepared_model(config: Config, data: Data | Task, device: torch.device) -> n
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
 
 
-class _InOrder:
+class InOrder:
     """A split, once in order, as often as it is asked for."""
 
     def __init__(self, batches: Batches | TaskBatches) -> None:
@@ -207,18 +225,18 @@ class _InOrder:
 
 def batches_of(
     config: Config, data: Data | Task, device: torch.device, memory_format: torch.memory_format
-) -> tuple[Batches | TaskBatches, _InOrder, _InOrder]:
+) -> tuple[Batches | TaskBatches, InOrder, InOrder]:
     """Return the training batches, the test set in order, and the training set in order."""
     if isinstance(data, Task):
         where = {"device": device, "memory_format": memory_format}
         shuffled = TaskBatches(data.train, config.batch_size, seed=config.seed, **where)  # type: ignore[arg-type]
         parts = [TaskBatches(part, EVALUATION_BATCH, **where) for part in (data.test, data.train)]  # type: ignore[arg-type]
-        return shuffled, _InOrder(parts[0]), _InOrder(parts[1])
+        return shuffled, InOrder(parts[0]), InOrder(parts[1])
     common = {"mean": data.mean, "std": data.std, "device": device, "memory_format": memory_format}
     train = Batches(data.train, config.batch_size, augment=config.augment, seed=config.seed, **common)  # type: ignore[arg-type]
     test = Batches(data.test, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
     ordered = Batches(data.train, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
-    return train, _InOrder(test), _InOrder(ordered)
+    return train, InOrder(test), InOrder(ordered)
 
 
 def chosen_device(name: str) -> torch.device:
