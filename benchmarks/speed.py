@@ -1,7 +1,7 @@
 """What does a step cost, beside SAM's, SGD's and what others pay? All in one run, interleaved; memory apart.
 
     python benchmarks/speed.py resnet18 [--rounds 20] [--out results/speed]
-    python benchmarks/speed.py vit-tiny
+    python benchmarks/speed.py vit-tiny --memory base sam esam esam-random slicesam "sam, two-step pattern"
 
 Needs pytorch_optimizer for its SAM (the extra bench).
 """
@@ -23,13 +23,13 @@ from esam.report.sheets import as_text
 TIMED = (*METHODS, *FORMS, "pytorch_optimizer")
 
 
-def main(bench, out):
+def main(bench, memory, out):
     contenders = {**{name: contender(name) for name in TIMED}, **PEERS}
     out.mkdir(parents=True, exist_ok=True)
     result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))
     write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
-    for name, row in result["contenders"].items():
-        row["memory"] = peak_memory(bench, contenders[name])
+    for name in memory:
+        result["contenders"][name]["memory"] = peak_memory(bench, contenders[name])
     write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
     print(as_text(steps_sheet(result)))
 
@@ -38,6 +38,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--memory", nargs="*", default=(), help="whose memory is measured too")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     arguments = parser.parse_args()
-    main(Bench(model=arguments.model, rounds=arguments.rounds), arguments.out)
+    main(Bench(model=arguments.model, rounds=arguments.rounds), arguments.memory, arguments.out)

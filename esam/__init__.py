@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import compare
-    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware
+    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, SliceSAM
     from .train.saved import load_run
 
     __version__: str
@@ -20,6 +20,7 @@ __all__ = [
     "SAM",
     "LookSAM",
     "SharpnessAware",
+    "SliceSAM",
     "__version__",
     "compare",
     "load_run",

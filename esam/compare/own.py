@@ -31,7 +31,7 @@ from esam.train.runs import EVALUATION_BATCH, InOrder, Parts, build_optimizer, c
 from esam.train.task import Task, TaskBatches
 from esam.train.trained import IMAGES, objective_sharpness
 
-from .plan import Comparison, plan
+from .plan import DEFAULT_METHODS, Comparison, plan
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 Given = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -55,7 +55,7 @@ def compare(
     train: Given,
     test: Given,
     *,
-    methods: Sequence[str] = ("base", "sam", "esam"),
+    methods: Sequence[str] = DEFAULT_METHODS,
     seeds: Sequence[int] = (0, 1, 2),
     epochs: int = 30,
     loss: Loss = per_sample_cross_entropy,

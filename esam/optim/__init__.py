@@ -4,8 +4,21 @@ from .methods.base import Base
 from .methods.esam import ESAM
 from .methods.looksam import LookSAM
 from .methods.sam import ASAM, SAM
+from .methods.slicesam import SliceSAM
 from .ranking import Candidates
 from .registry import METHODS, RECOMMENDED, Method
 from .step import SharpnessAware
 
-__all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "Base", "Candidates", "LookSAM", "Method", "SharpnessAware"]
+__all__ = [
+    "ASAM",
+    "ESAM",
+    "METHODS",
+    "RECOMMENDED",
+    "SAM",
+    "Base",
+    "Candidates",
+    "LookSAM",
+    "Method",
+    "SharpnessAware",
+    "SliceSAM",
+]
