@@ -261,6 +261,12 @@ class Stream(IterableDataset):
     ("change", "message"),
     [
         ({"batchsize": 4}, "esam.compare has no argument 'batchsize'. Did you mean 'batch_size'"),
+        ({"train_size": 10}, "esam.compare has no argument 'train_size'"),
+        (
+            {"optimizer": torch.optim.RAdam, "lr": 0.1},
+            "lr is the optimizer's own: set it in the function that makes it",
+        ),
+        ({"train": DataLoader(TensorDataset(*TRAIN)), "batch_size": 4}, "batch_size is the DataLoader's own"),
         ({"methods": ["esma"]}, "unknown method 'esma'. Did you mean 'esam'"),
         ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
         ({"optimizer": lambda parameters: 3}, "optimizer must return a torch optimizer, got int"),

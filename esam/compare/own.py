@@ -37,6 +37,21 @@ OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 Given = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 """Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader."""
 
+TAKEN = [
+    "batch_size",
+    "evaluate_every",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "schedule",
+    "budget",
+    "precision",
+    "device",
+    "threads",
+    "notes",
+]
+"""Fields of a configuration that mean something for data and a model of Python's own."""
+
 
 @dataclass(frozen=True)
 class Compared:
@@ -71,7 +86,8 @@ def compare(
     """Train by several methods and seeds, alike in all else; the same call resumes, and returns what is done.
 
     Every method sees the same initial weights, batches and random numbers. The records in ``out`` are those of
-    ``esam compare``, and so is the report.
+    ``esam compare``, and so is the report. Changed data and a model of other tensors are noticed; a changed loss or
+    metric is not: choose another ``out`` then.
 
     Args:
         build_model: Called for each run, after ``torch.manual_seed(seed)``; pretrained weights are loaded in it.
@@ -85,12 +101,10 @@ def compare(
         classes: The classes' names.
         name: What the report calls the data.
         tell: Called with a line for each epoch; None: silence.
-        more: Other fields of ``esam.train.Config``: batch_size, lr, weight_decay, schedule, precision, device ...
+        more: Fields of ``esam.train.Config``: batch_size, evaluate_every, lr, momentum, weight_decay, schedule, budget,
+            precision, device, threads, notes.
     """
-    known = {field.name for field in dataclasses.fields(Config)} - {"data", "model", "method", "seed", "settings"}
-    for word in more:
-        if word not in known:
-            raise ValueError(f"esam.compare has no argument {word!r}.{did_you_mean(word, known)}")
+    _check_words(more, train, optimizer)
     own = _Own(build_model, train, test, loss, metric, optimizer, classes)
     config = own.configured(Config(data=name, epochs=epochs, **more)).check()
     runs = plan(Comparison(config, tuple(methods), tuple(seeds), settings or {}), out)
@@ -135,7 +149,8 @@ class _Own:
     def configured(self, config: Config) -> Config:
         """Return the configuration with the model and the optimizer told by their names and settings."""
         model, batch = self._model(0), getattr(self._train, "batch_size", None)
-        told = {"model": f"{self._build.__module__}:{getattr(self._build, '__qualname__', 'function')}"}
+        where, what = (getattr(self._build, name, "own") for name in ("__module__", "__qualname__"))
+        told: dict[str, Any] = {"model": f"{where}:{what}"}
         if batch is not None:
             told["batch_size"] = batch
         if isinstance(self._optimizer, str):
@@ -179,6 +194,17 @@ class _Own:
             return seeded, seeded
         shuffled = TaskBatches(given, config.batch_size, seed=config.seed, device=device)
         return shuffled, InOrder(TaskBatches(given, EVALUATION_BATCH, device=device))
+
+
+def _check_words(more: Mapping[str, Any], train: Given, optimizer: OptimizerFactory | str) -> None:
+    """Refuse a word that would have no effect."""
+    for word in more:
+        if word not in TAKEN:
+            raise ValueError(f"esam.compare has no argument {word!r}.{did_you_mean(word, TAKEN)}")
+        if word in ("lr", "momentum", "weight_decay") and not isinstance(optimizer, str):
+            raise ValueError(f"{word} is the optimizer's own: set it in the function that makes it")
+        if word == "batch_size" and isinstance(train, DataLoader):
+            raise ValueError("batch_size is the DataLoader's own: set it there")
 
 
 def _told(title: str, methods: Sequence[MethodSummary]) -> str:
