@@ -4,11 +4,12 @@ import dataclasses
 
 import pytest
 
-from esam.compare import Comparison, plan
+from esam.cli import main
+from esam.compare import Comparison, Launcher, plan
 from esam.compare.tune import FACTORS, SEED, Tried, tried_sheet, tune
 from esam.report import summarise
 from esam.report.advice import advice
-from esam.train import Config
+from esam.train import Config, run
 from esam.train.record import RECORD_NAME, RecordWriter, read_records
 
 TINY = Config(data="digits", model="mlp", train_size=200, batch_size=50, epochs=2, threads=1)
@@ -36,8 +37,8 @@ def tuned(tmp_path):
 
         def launch(runs):
             asked.extend(runs)
-            for run in runs:
-                finished(run, rule(run.config.method, run.config.settings["rho"]))
+            for one in runs:
+                finished(one, rule(one.config.method, one.config.settings["rho"]))
 
         return *tune(comparison, tmp_path, tries, launch), asked
 
@@ -87,6 +88,20 @@ def test_a_search_that_cannot_be_is_refused(tuned):
             tuned(lambda method, rho: 0.5, tries=tries)
     with pytest.raises(RuntimeError, match="no value of rho that was tried let sam come to its end; lower lr"):
         tuned(lambda method, rho: None)
+
+
+def test_the_command_tunes_beside_its_folder_and_compares_by_what_it_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("ESAM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Launcher, "__call__", lambda self, look=None: [run(r.config, r.folder) for r in self.runs])
+    words = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--batch-size", "50", "--epochs", "1"]
+    words += ["--threads", "1", "--methods", "base", "sam", "--seeds", "0", "--out", str(tmp_path / "out")]
+    assert main(["compare", *words, "--tune", "2"]) == 0
+    searched, compared = (read_records(tmp_path / name) for name in ("out-tuning", "out"))
+    scores = {r.config["settings"]["rho"]: r.end["test_accuracy"]["last"] for r in searched}
+    assert scores.keys() == {0.05, 0.025} and all(r.config["validation"] for r in searched)
+    best = max(scores, key=lambda rho: (scores[rho], -rho))
+    assert {r.method: r.config["settings"] for r in compared} == {"base": {}, "sam": {"rho": best}}
+    assert "Tuned on held-out training data" in capsys.readouterr().out
 
 
 # What to change ------------------------------------------------------------------------------------------------------

@@ -29,7 +29,9 @@ class CompareOptions:
     jobs: int = 1
     """Runs at a time."""
     tune: int = 0
-    """Values of rho to try for each method on held-out training data, before the runs; 4 is a good number, 0: none."""
+    """Values of rho to try for each method on held-out training data, before the runs; 4 is a good number, 0: none.
+
+    The search's runs are beside OUT, in OUT-tuning."""
 
 
 def compare(arguments: list[str]) -> None:
@@ -56,7 +58,8 @@ def compare(arguments: list[str]) -> None:
     check(plan(comparison, options.out), options.out)
     if options.tune:
         launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), console)  # noqa: E731
-        comparison, tried = tune(comparison, options.out / "tune", options.tune, launch)
+        beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
+        comparison, tried = tune(comparison, beside, options.tune, launch)
         console.print(as_text(tried_sheet(tried)), "", highlight=False, markup=False, sep="\n")
     runs = plan(comparison, options.out)
     failure: RuntimeError | None = None
