@@ -8,7 +8,7 @@ import torch
 
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.cli import main
-from esam.train.trained import figures, load_run, random_landscape
+from esam.train.trained import figures, random_landscape, trained_run
 
 SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
 
@@ -39,7 +39,7 @@ def esam(capsys):
 
 
 def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
-    trained = load_run(run, images=60)
+    trained = trained_run(run, images=60)
     found = figures(trained, rho=0.1, steps=2, m=20, eigenvalues=1, vectors=2)
     state = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
     assert all(torch.equal(value, state[name]) for name, value in trained.model.state_dict().items())
@@ -53,7 +53,7 @@ def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
 
 def test_over_all_images_the_loss_and_the_sharpness_are_those_of_the_record(run):
     record = [json.loads(line) for line in (run / "record.jsonl").read_text().splitlines()][-1]
-    trained = load_run(run)
+    trained = trained_run(run)
     found = figures(trained, eigenvalues=0)
     assert trained.objective.count == 100
     assert found["loss"] == pytest.approx(record["train_loss"], rel=1e-4)
@@ -85,12 +85,12 @@ def test_a_damaged_run_is_analysed_by_the_checkpoint_before_and_left_as_it_was(r
     (folder / "checkpoint.pt").write_bytes(b"damaged")
     before = contents(folder)
     with pytest.warns(UserWarning, match="checkpoint.pt cannot be read"):
-        assert load_run(folder, images=20).epoch == 1
+        assert trained_run(folder, images=20).epoch == 1
     assert contents(folder) == before
 
 
 def test_selection_and_linearity_are_those_of_sams_perturbation(run):
-    trained = load_run(run, images=60)
+    trained = trained_run(run, images=60)
     found = figures(trained, rho=0.1, gamma=0.3, steps=1, eigenvalues=0)
     objective, theta = trained.objective, trained.objective.parameters
     selection = select(objective, theta, gamma=0.3, rho=0.1)
@@ -98,7 +98,7 @@ def test_selection_and_linearity_are_those_of_sams_perturbation(run):
     assert found["selection"]["cosines"] == gradient_cosines(objective, theta, selection)
     assert found["selection"]["sets"]["all"]["rise"] == pytest.approx(found["sharpness"]["value"], rel=1e-4)
     assert found["linearity"]["value"] == linearity(objective, theta, selection.eps)
-    one = figures(load_run(run, images=1), eigenvalues=0)  # nothing to select from
+    one = figures(trained_run(run, images=1), eigenvalues=0)  # nothing to select from
     assert "selection" not in one and "sharpness" in one
 
 
@@ -123,7 +123,7 @@ def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):
 
 
 def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
-    trained = load_run(run, images=20, batch_size=8)
+    trained = trained_run(run, images=20, batch_size=8)
     assert [len(y) for _, y in trained.objective.batches] == [8, 8, 4]
     calls = []
     asked = {"points": 3, "path": tmp_path / "l.json", "vmap": 4, "progress": lambda *p: calls.append(p)}

@@ -103,7 +103,7 @@ def test_models_and_recipes_are_listed(esam):
         (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no gamma; its settings: rho, m"),
         (["train", *TINY, "--gamma", "7"], r"gamma must be in \(0, 1\], got 7"),
         (["train", *TINY, "--device", "gpu"], "device must be auto, cpu or one that torch finds here"),
-        (["train", *TINY, "--epochs", "-1"], "epochs must be >= 0"),
+        (["train", *TINY, "--epochs", "-1"], "epochs must be 0 or more, got -1"),
         (["compare", *TINY, "--methods", "sgd", "asm"], "unknown method 'asm'. Did you mean 'asam'"),
         (["compare", *TINY, "--set", "rho=0.1"], "--set takes method.setting=value, such as sam.rho=0.1"),
         (["compare", *TINY, "--set", "sam.roh=0.1"], "sam has no setting 'roh' of its own. Did you mean 'rho'"),
@@ -275,3 +275,14 @@ def test_a_recipes_own_settings_reach_a_single_run(esam, tmp_path, monkeypatch):
         config = read_record(folder / "record.jsonl").config
         assert config["settings"] == {"rho": rho}
         assert config["weight_decay"] == (0.01 if method == "sam" else 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("package", "install"), [("tyro", "torch-esam[train]"), ("scipy.sparse", "torch-esam[analysis]"), ("odd", "odd")]
+)
+def test_a_missing_package_is_answered_by_what_to_install(esam, monkeypatch, package, install):
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+
+    monkeypatch.setattr("esam.cli.import_module", missing)
+    assert esam("train") == (1, "", f"esam: train needs {package}; run: pip install {install}\n")

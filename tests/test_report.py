@@ -376,3 +376,13 @@ def test_names_and_values_are_shown_and_never_run(browser, tmp_path):
     assert {EVIL, BOLD} <= set(page.execute_script(ticks)) & {row[0] for row in cells(page)}
     assert quotes in itertools.chain.from_iterable(cells(page, ".differences"))
     assert f"{EVIL} 50 images a second at 90.0 %" in page.find_element("id", "chart-3").get_attribute("aria-label")
+
+
+def test_a_busy_clock_does_not_change_the_ratio_of_times(tmp_path):
+    write_run(tmp_path, "SGD", 0, 0.9, seconds=100.0, cpu_seconds=100.0)
+    write_run(tmp_path, "SAM", 0, 0.9, seconds=900.0, cpu_seconds=200.0)  # others had the machine meanwhile
+    (methods,) = summarise(read_records(tmp_path)).values()
+    assert [one.time_ratio for one in methods] == [1, 2]
+    write_run(tmp_path, "ESAM", 0, 0.9, seconds=150.0)  # a record that does not tell
+    (methods,) = summarise(read_records(tmp_path)).values()
+    assert {one.name: one.time_ratio for one in methods}["ESAM"] == 1.5

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from picture_makers import own_datasets, parquet, table
 
 from esam import METHODS
-from esam.train import Checkpoint, Config, evaluate, loop, run, runs
+from esam.train import Checkpoint, Config, evaluate, loop, outcome, run, runs
 from esam.train.data import load_data
 from esam.train.record import RECORD_NAME, read_record
 from esam.train.runs import batches_of, build_optimizer, chosen_device, prepared_model
@@ -143,8 +143,8 @@ def test_the_last_line_holds_what_the_trained_model_gives(tmp_path):
 
 def test_the_record_names_the_device_that_was_trained_on(tmp_path, monkeypatch):
     asked = []
-    real = runs.environment
-    monkeypatch.setattr(runs, "environment", lambda device: asked.append(device) or real(device))
+    real = outcome.environment
+    monkeypatch.setattr(outcome, "environment", lambda device: asked.append(device) or real(device))
     record = run(dataclasses.replace(TINY, epochs=1), tmp_path)
     assert asked == ["cpu"] and record.run["environment"]["device"] == "cpu"
     assert record.run["environment"]["threads"] == 1
@@ -162,23 +162,35 @@ def test_a_finished_run_is_returned_and_no_file_is_touched(tmp_path):
     assert {p.name: p.stat().st_mtime_ns for p in tmp_path.iterdir()} == before
 
 
-@pytest.mark.parametrize("change", [{"seed": 1}, {"method": "sam"}, {"epochs": 5}])
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"seed": 1}, "seed is 0 there and 1 here"),
+        ({"method": "sam"}, "method is 'base' there and 'sam' here, rho is None there and 0.05 here"),
+        ({"epochs": 2}, "epochs is 4 there and 2 here"),
+        ({"epochs": 5, "lr": 0.2}, "epochs is 4 there and 5 here, lr is 0.1 there and 0.2 here"),
+    ],
+)
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_configuration_in_the_same_folder_is_refused_and_changes_nothing(tmp_path, change, finished):
+def test_another_configuration_in_the_same_folder_is_refused_by_what_differs(tmp_path, change, told, finished):
     if finished:
         run(TINY, tmp_path)
     else:
         with pytest.raises(Interrupted):
             run(TINY, tmp_path, watch=stopping_at(3))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(ValueError, match="holds another run: its configuration differs; choose another folder"):
+    with pytest.raises(ValueError, match=f"holds another run: {told}.*; choose another folder"):
         run(dataclasses.replace(TINY, **change), tmp_path)
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
 
 
 def test_a_run_that_failed_before_its_first_epoch_is_not_in_the_way_of_the_next(tmp_path):
-    with pytest.raises(ValueError, match="evaluate_every"):
-        run(dataclasses.replace(TINY, evaluate_every=0), tmp_path)
+    def failing(model, data, device):
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        run(dataclasses.replace(TINY, epochs=0, seed=1), tmp_path, measures={"sharpness": failing})
+    assert read_record(tmp_path / RECORD_NAME).seed == 1
     record = run(TINY, tmp_path)
     assert record.finished and Config.from_json(record.config) == TINY
 

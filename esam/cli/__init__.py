@@ -15,6 +15,8 @@ Sharpness-aware training for PyTorch at ESAM's price.
 commands:
   compare [RECIPE]  train by several methods and seeds, alike in all else; table and report
   train [RECIPE]    one run, with checkpoints and a record
+  predict RUN FILES what a trained run says of new pictures or tables: CSV or JSON
+  export RUN FILE   a run's weights as safetensors, or its model as ONNX
   analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
   reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
   frontier          methods and controls, tuned alike, in regimes of many kinds: the map
@@ -29,6 +31,8 @@ commands:
 COMMANDS = {
     "compare": "compare",
     "train": "train",
+    "predict": "predict",
+    "export": "export",
     "analyze": "analyze",
     "reproduce": "reproduce",
     "frontier": "frontier",
@@ -58,6 +62,11 @@ def main(arguments: list[str] | None = None) -> int:
             raise ValueError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help")
         module = import_module(f"{__name__}.{COMMANDS[command]}")
         getattr(module, command)(arguments)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.split(".")[0] == "esam":
+            raise
+        print(f"esam: {command} needs {error.name}; run: pip install {_extra(error.name)}", file=sys.stderr)
+        return 1
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"esam: {error}", file=sys.stderr)
         return 1
@@ -65,3 +74,12 @@ def main(arguments: list[str] | None = None) -> int:
         print("esam: interrupted; the same command resumes", file=sys.stderr)
         return 130
     return 0
+
+
+def _extra(package: str) -> str:
+    """Return what to install for a package: the extra that has it, or the package itself."""
+    extras = {"curvlinops": "analysis", "scipy": "analysis", "matplotlib": "analysis", "tensorboard": "tensorboard"}
+    extras |= dict.fromkeys(("tyro", "rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train")
+    extras |= dict.fromkeys(("datasets", "msgspec", "safetensors"), "train")
+    whole = package.split(".")[0]
+    return f"torch-esam[{extras[whole]}]" if whole in extras else whole

@@ -28,6 +28,10 @@ class CompareOptions:
     """Folder of the runs and of report.html."""
     jobs: int = 1
     """Runs at a time."""
+    tune: int = 0
+    """Values of rho to try for each method on held-out training data, before the runs; 4 is a good number, 0: none.
+
+    The search's runs are beside OUT, in OUT-tuning."""
 
 
 def compare(arguments: list[str]) -> None:
@@ -38,16 +42,26 @@ def compare(arguments: list[str]) -> None:
     options, config = parse_run("compare", CompareOptions, arguments, start, **given)
     from rich.console import Console
 
-    from esam.compare.launch import Launcher
+    from esam.compare.check import check
+    from esam.compare.launch import Launcher, divergences
     from esam.compare.live import show_results, watch
     from esam.compare.plan import Comparison, plan
+    from esam.compare.tune import tried_sheet, tune
     from esam.report import write_report
+    from esam.report.sheets import as_text
 
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
-    runs = plan(Comparison(config, options.methods, options.seeds, settings), options.out)
     console = Console()
+    comparison = Comparison(config, options.methods, options.seeds, settings)
+    check(plan(comparison, options.out), options.out)
+    if options.tune:
+        launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), console)  # noqa: E731
+        beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
+        comparison, tried = tune(comparison, beside, options.tune, launch)
+        console.print(as_text(tried_sheet(tried)), "", highlight=False, markup=False, sep="\n")
+    runs = plan(comparison, options.out)
     failure: RuntimeError | None = None
     try:
         watch(Launcher(runs, jobs=options.jobs), console)
@@ -58,3 +72,5 @@ def compare(arguments: list[str]) -> None:
         console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)
     if failure is not None:
         raise failure
+    if diverged := divergences(runs):
+        raise RuntimeError("\n".join([f"{len(diverged)} of {len(runs)} runs diverged:", *diverged]))

@@ -48,10 +48,14 @@ def train(arguments: list[str]) -> None:
         for watcher in watchers:
             watcher(metrics)
 
-    record = run(config, options.out, measures=MEASURES, watch=watch)
-    assert record.end is not None, "a finished run has an end"
+    record = run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True)
+    assert record.end is not None, "a run that is over has an end"
+    if record.diverged:
+        raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")
     last, best = (record.end["test_accuracy"][which] for which in ("last", "best"))
     told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
+    if last is None and record.end["test_loss"] is not None:  # the targets are no classes
+        told = f"test loss {record.end['test_loss']:.4g}"
     Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
 
 

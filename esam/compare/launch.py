@@ -13,6 +13,8 @@ from pathlib import Path
 from .plan import PlannedRun
 
 LOG_NAME = "log.txt"
+CHILD = "esam.compare.child"
+"""Runs a worker that ends when this process does."""
 
 
 class Launcher:
@@ -28,7 +30,7 @@ class Launcher:
 
     def __call__(self, watch: Callable[[], None] = lambda: None) -> None:
         """Run everything; ``watch`` is called between looks. Raises after the others have ended if a run failed."""
-        waiting = [run for run in self.runs if not _finished(run)]
+        waiting = [run for run in self.runs if not _ended(run)]
         going: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         failed: list[str] = []
         try:
@@ -41,6 +43,7 @@ class Launcher:
                 for run, process in list(going):
                     if process.poll() is not None:
                         going.remove((run, process))
+                        _close(process)
                         if process.returncode != 0:
                             failed.append(_complaint(run, process.returncode))
         finally:
@@ -48,14 +51,22 @@ class Launcher:
                 process.terminate()
             for _, process in going:
                 process.wait()
+                _close(process)
         watch()
         if failed:
             raise RuntimeError("\n".join([f"{len(failed)} of {len(self.runs)} runs failed:", *failed]))
 
 
-def _finished(run: PlannedRun) -> bool:
+def _ended(run: PlannedRun) -> bool:
+    """Tell whether a run is finished, or diverged, which it would do again."""
     record = run.record()
-    return record is not None and record.finished
+    return record is not None and (record.finished or record.diverged)
+
+
+def divergences(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return a line for each run that diverged, with what to change."""
+    records = [record for run in runs if (record := run.record()) is not None and record.diverged]
+    return [f"  {record.name}, seed {record.seed}: {(record.end or {}).get('error')}" for record in records]
 
 
 def _start(run: PlannedRun) -> subprocess.Popen[bytes]:
@@ -64,8 +75,13 @@ def _start(run: PlannedRun) -> subprocess.Popen[bytes]:
     if run.config.threads:
         environment["OMP_NUM_THREADS"] = str(run.config.threads)
     with (run.folder / LOG_NAME).open("wb") as log:  # fresh: an old complaint must not stand for a new one
-        command = [sys.executable, "-m", run.worker, str(run.folder)]
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        command = [sys.executable, "-m", CHILD, run.worker, str(run.folder)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def _complaint(run: PlannedRun, code: int) -> str:

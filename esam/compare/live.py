@@ -10,6 +10,7 @@ from rich.live import Live
 from rich.progress import BarColumn, Progress, TextColumn
 
 from esam.report import summarise
+from esam.report.advice import advice
 from esam.report.results import results_sheet
 from esam.report.sheets import as_text
 from esam.report.words import duration, sentences
@@ -34,7 +35,8 @@ def show_results(runs: Sequence[PlannedRun], console: Console) -> None:
     records = [record for run in runs if (record := run.record()) is not None]
     for condition, methods in summarise(records).items():
         table = as_text(results_sheet(methods, condition), console.width)
-        console.print(f"{table}\n\n{sentences(methods)}\n", highlight=False, markup=False, emoji=False)
+        told = "\n".join([sentences(methods), *(f"- {line}" for line in advice(methods))])
+        console.print(f"{table}\n\n{told}\n", highlight=False, markup=False, emoji=False)
 
 
 class _Board:
@@ -95,7 +97,7 @@ def _epochs(record: RunRecord | None) -> int:
 def _done(run: PlannedRun, record: RunRecord | None) -> float:
     if record is None or not record.epochs:
         return 0.0
-    if record.finished:
+    if record.finished or record.diverged:
         return 1.0
     if run.config.budget is not None:
         return min(1.0, float(record.epochs[-1]["seconds"]) / run.config.budget)
@@ -110,6 +112,8 @@ def _figures(record: RunRecord | None) -> str:
     if record is None or not record.epochs:
         return "waiting"
     last = record.epochs[-1]
+    if record.diverged:
+        return f"diverged in epoch {last['epoch']}"
     accuracy = next((e["test_accuracy"] for e in reversed(record.epochs) if e.get("test_accuracy") is not None), None)
     loss = "" if last.get("train_loss") is None else f", train loss {last['train_loss']:.3f}"
     return f"epoch {last['epoch']}{loss}" + ("" if accuracy is None else f", test {100 * accuracy:.2f} %")

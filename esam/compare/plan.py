@@ -92,7 +92,9 @@ def _known(place: Path, changed: int) -> dict[str, Path]:
     found = {}
     for path in sorted(place.glob(f"*/{RECORD_NAME}")):
         with suppress(ValueError):  # a broken record, or one of settings that this version does not have
-            found[Config.from_json(read_first_line(path)["config"]).id()] = path.parent
+            line = read_first_line(path)
+            if not line.get("extended"):  # a learning rate that rose again is not that of so many epochs from the start
+                found[Config.from_json(line["config"]).id()] = path.parent
     return found
 
 

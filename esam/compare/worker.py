@@ -15,7 +15,7 @@ from .plan import CONFIG_NAME
 
 def main(folder: Path) -> None:
     """Run, or go on with, the configuration that stands in the folder."""
-    run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder, measures=MEASURES)
+    run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder, measures=MEASURES, keep_weights=True)
 
 
 if __name__ == "__main__":

@@ -37,10 +37,16 @@ class SeedGroup:
 
     def left_out(self) -> list[str]:
         """Say what an average over the group does not hold."""
-        told = [f"seed {run.seed}: unfinished after {run.last_epoch} epochs" for run in self.unfinished]
+        told = [f"seed {run.seed}: {_how_far(run)}" for run in self.unfinished]
         if self.repeats:
             told.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
         return [f"{self.name}, {item}" for item in told]
+
+
+def _how_far(run: RunRecord) -> str:
+    if run.diverged and run.end is not None:
+        return f"diverged: {run.end.get('error') or f'in epoch {run.last_epoch}'}"
+    return f"unfinished after {run.last_epoch} epochs"
 
 
 def sections(records: Sequence[RunRecord]) -> dict[str, list[SeedGroup]]:

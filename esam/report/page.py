@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esam.report import settings, words
+from esam.report.advice import advice
 from esam.report.charts import Drawn, charts
 from esam.report.colours import assign_colours
 from esam.report.results import results_sheet
@@ -73,6 +74,7 @@ def _section(condition: str, drawn: Sequence[Drawn]) -> dict[str, Any]:
         "sentences": words.sentences(methods),
         "sheet": results_sheet(methods, "Means over the seeds ± sample standard deviation"),
         "drawn": drawn,
+        "advice": advice(methods),
         "left_out": [item for one in methods for item in one.group.left_out()],
         "charts": charts(drawn),
     }

@@ -17,7 +17,9 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     base = next((one.name for one in methods if one.is_base), "base")
     cells = {
         "Seeds": [str(one.n) for one in methods],
-        "Test acc., %": [percent(one.accuracy, seeds=one.n) for one in methods],
+        "Test acc., %": [_accuracy(one) for one in methods],
+        "Test loss": [ABSENT if one.accuracy else measured(one.test_loss, seeds=one.n) for one in methods],
+        "Test metric": [measured(one.test_metric, seeds=one.n) for one in methods],
         "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
         "Best, %": [percent(one.best, seeds=one.n) for one in methods],
         "Train loss": [measured(one.train_loss, seeds=one.n) for one in methods],
@@ -30,6 +32,14 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
         "Backward": [mean(one.backwards, counted) for one in methods],
     }
     if columns is None:
-        columns = [key for key, column in cells.items() if key == "Train acc., %" or set(column) != {ABSENT}]
+        classes = any(one.accuracy is not None for one in methods)
+        always = {"Train acc., %"} if classes or all(one.test_loss is None for one in methods) else set()
+        columns = [key for key, column in cells.items() if key in always or set(column) != {ABSENT}]
     rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
     return Sheet(title, ("Method", *columns), tuple(rows))
+
+
+def _accuracy(one: MethodSummary) -> str:
+    told = percent(one.accuracy, seeds=one.n)
+    lost = sum(run.diverged for run in one.group.unfinished)
+    return told if not lost else f"{told}; {lost} diverged" if one.n else f"{lost} diverged"

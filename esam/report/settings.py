@@ -22,6 +22,12 @@ def flat_settings(config: Settings) -> Settings:
     return {key: value for key, value in {**config, **config.get("settings", {})}.items() if key not in SILENT}
 
 
+def told_settings(record: RunRecord) -> Settings:
+    """Give the settings as they took effect: defaults of the method by their values, where the record has them."""
+    own = (record.run.get("effective") or {}).get("method", {})
+    return {**flat_settings(record.config), **own}
+
+
 def describe(settings: Settings) -> str:
     """Say settings in words: "label noise 0.2, model small"."""
     return ", ".join(f"{readable(key)} {shown(value)}" for key, value in settings.items())
@@ -43,7 +49,7 @@ def shown(value: Any) -> str:
 
 def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
     """Give the settings that all the runs share, and those that differ with a column for each name."""
-    settings = [(record.name, flat_settings(record.config)) for record in records]
+    settings = [(record.name, told_settings(record)) for record in records]
     names = dict.fromkeys(record.name for record in records)
     common, differing = [], []
     for key in dict.fromkeys(key for _, setting in settings for key in setting):
@@ -74,4 +80,8 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     where = (record.run["environment"] for record in records)
     if len({(one.get("hardware"), one.get("threads")) for one in where}) > 1:
         told.append("The runs were measured on different hardware or thread counts: their times do not compare.")
+    for record in records:
+        if record.run.get("extended"):
+            first, now = record.run["extended"][0], record.config["epochs"]
+            told.append(f"{record.name} was trained for {first} epochs, then extended to {now}: another learning rate.")
     return list(dict.fromkeys(told))

@@ -13,8 +13,8 @@ from esam.train.record import RunRecord
 FITTED = 0.95
 """A method fits its training data when it gets this share of the right labels right."""
 
-QUALITY = ("train_loss", "train_accuracy", "sharpness")
-COST = ("images_per_second", "seconds", "peak_memory", "forwards", "backwards")
+QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
+COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,15 @@ class MethodSummary:
     """Test accuracy after the last epoch, a share from 0 to 1."""
     best: Spread | None
     """Test accuracy of each run's best epoch: chosen on the test data, so it flatters. None where runs have but one."""
+    test_loss: Spread | None
+    test_metric: Spread | None
+    """A user's own measure on the test data."""
     train_loss: Spread | None
     train_accuracy: Spread | None
     sharpness: Spread | None
     images_per_second: Spread | None
     seconds: Spread | None
+    cpu_seconds: Spread | None
     peak_memory: Spread | None
     forwards: Spread | None
     backwards: Spread | None
@@ -69,9 +73,18 @@ class MethodSummary:
 
     @property
     def time_ratio(self) -> float | None:
-        """Mean training time over the base's."""
-        ours, theirs = self.seconds, self.base and self.base.seconds
+        """Mean training time over the base's: of the processor where both were on CPUs, not of the clock."""
+        if self.base is None:
+            return None
+        ours, theirs = self.seconds, self.base.seconds
+        if self.on_cpus and self.base.on_cpus and self.cpu_seconds and self.base.cpu_seconds:
+            ours, theirs = self.cpu_seconds, self.base.cpu_seconds
         return ours.mean / theirs.mean if ours and theirs and theirs.mean else None
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether no accelerator did the work, so that processor time tells all of it."""
+        return all(str(run.run["environment"].get("device", "cpu")) == "cpu" for run in self.group.finished)
 
     @property
     def fitted(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -88,6 +89,39 @@ class Config:
 
         return config_id(self.identity())
 
+    def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
+        """Return what makes the other another run, each by its name with the value here and there."""
+        mine, theirs = ({**config.as_json(), **config.identity()} for config in (self, other))
+        names = [name for name in mine if name not in ("notes", "threads", "device", "settings")]
+        found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
+        if "method" in found:
+            found["method"] = (self.method, other.method)
+        ours, others = mine["settings"], theirs["settings"]
+        for name in dict.fromkeys([*ours, *others]):
+            if ours.get(name) != others.get(name):
+                found[name] = (ours.get(name), others.get(name))
+        return found
+
+    def check(self) -> Config:
+        """Return the configuration if every number in it is in its range; a method checks its own."""
+        for name, (low, words) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not (low <= value < math.inf):
+                raise ValueError(f"{name} must be {words}, got {value}")
+        if self.budget == 0:
+            raise ValueError("budget must be more than 0 seconds, got 0")
+        if not self.momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.threads is not None and self.threads > MOST_THREADS:
+            raise ValueError(
+                f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice"
+            )
+        if not 0 <= self.label_noise <= 1:
+            raise ValueError(
+                f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2"
+            )
+        return self
+
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
         """Take back what ``as_json`` gave; a setting that this version does not know is refused."""
@@ -99,6 +133,22 @@ class Config:
         return cls(**{**values, "notes": tuple(values.get("notes", ()))})
 
 
+MOST_THREADS = 1024
+"""More than any machine has cores for one process; torch ends the process when it cannot start them."""
+_RANGES: dict[str, tuple[float, str]] = {
+    "epochs": (0, "0 or more"),
+    "batch_size": (1, "1 or more"),
+    "evaluate_every": (1, "1 epoch or more"),
+    "lr": (0, "a finite number of 0 or more"),
+    "momentum": (0, "in [0, 1)"),
+    "weight_decay": (0, "a finite number of 0 or more"),
+    "budget": (0, "a finite number of seconds above 0"),
+    "train_size": (1, "1 or more"),
+    "size": (1, "1 or more pixels"),
+    "threads": (1, "1 or more"),
+    "seed": (0, "0 or more"),
+}
+"""The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
 _APART = ("method", "settings", "notes", "threads", "device")
 """What an identity holds in another form, or not at all."""
 

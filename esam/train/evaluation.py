@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
 Loss = Callable[[Tensor, Tensor], Tensor]
+Metric = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, targets) -> one number per sample; their mean is told."""
 
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -19,6 +21,17 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 def per_sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross entropy of each sample."""
     return F.cross_entropy(outputs, targets, reduction="none")
+
+
+def as_pair(batch: Any) -> Batch:
+    """Return a batch as inputs and targets."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        got = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
+        raise ValueError(
+            f"data must give pairs (inputs, targets), got a {type(batch).__name__}{got}; pair them in the Dataset, or "
+            "in the collate_fn of a DataLoader"
+        )
+    return batch[0], batch[1]
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -29,16 +42,21 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, batches: Iterable[Batch], loss: Loss = per_sample_cross_entropy, *, precision: str = "float32"
+    model: nn.Module,
+    batches: Iterable[Batch],
+    loss: Loss = per_sample_cross_entropy,
+    *,
+    precision: str = "float32",
+    metric: Metric | None = None,
 ) -> dict[str, float]:
-    """Return test loss and, where the targets are classes, accuracy.
+    """Return test loss, accuracy where the targets are classes, and the mean of the metric where one is given.
 
     In eval mode; the model's modes and the random stream come back as they were.
     """
     modes = [(m, m.training) for m in model.modules()]
     model.eval()
     device = next(model.parameters()).device
-    total, correct, count, labels = 0.0, 0, 0, 0
+    total, measured, correct, count, labels = 0.0, 0.0, 0, 0, 0
     try:
         # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
         with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
@@ -50,10 +68,20 @@ def evaluate(
                 if outputs.dim() == y.dim() + 1 and not y.is_floating_point():
                     correct += int((outputs.argmax(1) == y).sum())
                     labels += y.numel()
+                if metric is not None:
+                    measured += float(_each(metric(outputs, y), len(y)).sum())
                 count += len(y)
     finally:
         for module, training in modes:
             module.training = training
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
-    return {"test_loss": total / count, **({"test_accuracy": correct / labels} if labels else {})}
+    accuracy = {"test_accuracy": correct / labels} if labels else {}
+    return {"test_loss": total / count, **accuracy, **({"test_metric": measured / count} if metric else {})}
+
+
+def _each(values: Tensor, count: int) -> Tensor:
+    if not isinstance(values, Tensor) or values.shape != (count,):
+        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ValueError(f"the metric must give one number per sample, a tensor of shape ({count},), got {got}")
+    return values

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
-from .evaluation import PRECISIONS, Batch, Loss, autocast, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Batch, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
 from .names import did_you_mean
 from .resume import Progress, Resumable
 
@@ -60,8 +60,9 @@ def fit(
     evaluate_every: int = 1,
     checkpoint: Checkpoint | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
+    metric: Metric | None = None,
 ) -> Progress:
-    """Train, and return how far it came.
+    """Train, and return how far it came: to the end, or to an epoch whose loss was not finite (``diverged``).
 
     Args:
         model: Any module; it stays on its device, and the batches are moved there.
@@ -78,8 +79,9 @@ def fit(
         checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit:
             torch's random numbers and a DataLoader's own generator continue.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
+        metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
     """
-    if epochs < 0 or (budget is not None and budget <= 0):
+    if epochs < 0 or (budget is not None and not 0 < budget < math.inf):
         raise ValueError(f"epochs must be >= 0 and budget None or > 0 seconds, got {epochs} and {budget}")
     if evaluate_every < 1:
         raise ValueError(f"evaluate_every must be 1 epoch or more, got {evaluate_every}")
@@ -99,17 +101,18 @@ def fit(
     resumable = Resumable({"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}, train, device)
     progress = Progress() if checkpoint is None else resumable.load(checkpoint)
     pace = _Pace(schedule if callable(schedule) else None, epochs, budget)
-    while not pace.over(progress):
+    while not (progress.diverged or pace.over(progress)):
         metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler)
         if isinstance(schedule, LRScheduler):
             schedule.step()
-        if test is not None and (pace.over(progress) or progress.epoch % evaluate_every == 0):
+        ends = progress.diverged or pace.over(progress)
+        if test is not None and (ends or progress.epoch % evaluate_every == 0):
             with evaluation_weights(stepper):
-                metrics |= evaluate(model, test, loss, precision=precision)
+                metrics |= evaluate(model, test, loss, precision=precision, metric=metric)
             progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
         if on_epoch is not None:
             on_epoch(metrics)
-        if checkpoint is not None:
+        if checkpoint is not None and not progress.diverged:  # the last good state is worth more
             resumable.save(checkpoint, progress)
     return progress
 
@@ -191,6 +194,9 @@ def _train_epoch(
     images = sum(sizes)
     values = torch.stack(losses).tolist() if losses else []
     mean = sum(value * size for value, size in zip(values, sizes, strict=True)) / images if images else math.nan
+    finite = [math.isfinite(value) for value in values]
+    # a GradScaler finds its scale by overflowing now and then, and skips those steps
+    progress.diverged = bool(values) and not (all(finite) if scaler is None else any(finite))
     share = len(sizes) / steps if steps else 1.0  # below 1 where the budget ended the epoch
     seconds = time.perf_counter() - started
     progress.epoch += 1

@@ -76,6 +76,17 @@ class RunRecord:
         """Whether the run came to its planned end."""
         return self.end is not None and self.end["status"] == "finished"
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the run ended because its loss was no finite number."""
+        return self.end is not None and self.end["status"] == "diverged"
+
+    @property
+    def data(self) -> Line | None:
+        """What the run was trained on, as ``data_facts`` tells it; None where the record does not say."""
+        told = self.run.get("data")
+        return dict(told) if isinstance(told, dict) else None
+
 
 class RecordWriter:
     """A record that grows by whole lines, each on the disk before the call returns.
@@ -105,8 +116,8 @@ class RecordWriter:
         return cls(read_record(path))
 
     @classmethod
-    def resume(cls, path: str | Path, *, epoch: int) -> RecordWriter:
-        """Continue the record after `epoch` (0: from the start); later lines are dropped."""
+    def resume(cls, path: str | Path, *, epoch: int, changes: Mapping[str, Any] | None = None) -> RecordWriter:
+        """Continue the record after `epoch` (0: from the start), with `changes` in its first line; the rest goes."""
         record = read_record(path)
         if not 0 <= epoch <= record.last_epoch:
             raise ValueError(
@@ -114,7 +125,8 @@ class RecordWriter:
                 "resume from an earlier checkpoint, or start the run again in another folder"
             )
         kept = [line for line in record.epochs if line["epoch"] <= epoch]
-        write_atomically(record.path, b"".join(encode(line) for line in [record.run, *kept]))
+        first = {**record.run, **(changes or {})}
+        write_atomically(record.path, b"".join(encode(line) for line in [first, *kept]))
         return cls(read_record(record.path))
 
     def epoch(self, **values: Any) -> None:

@@ -24,6 +24,8 @@ class Progress:
     backwards: float = 0.0
     best: float = 0.0
     """The best test accuracy so far."""
+    diverged: bool = False
+    """Whether the training loss ceased to be a finite number, which ends a run."""
 
 
 class Resumable:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +16,20 @@ from torch.optim import Optimizer
 from esam.files import folder_lock
 from esam.optim import SharpnessAware
 
+from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
-from .evaluation import Loss, evaluate, per_sample_cross_entropy
-from .loop import Schedule, cosine, evaluation_weights, fit
+from .evaluation import PRECISIONS, Batch, Loss, Metric, evaluate, per_sample_cross_entropy
+from .facts import Facts, data_facts
+from .loop import Epochs, Schedule, cosine, evaluation_weights, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
-from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
-from .resume import Progress
+from .outcome import divergence, first_line, results
+from .place import ended_record, open_record
+from .record import RECORD_NAME, RunRecord, read_record
 from .task import Task, TaskBatches, class_count, image_shape, is_factory, load_task, make_model
+from .weights import WeightsKeeper
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
@@ -39,8 +45,10 @@ def title(config: Config) -> str:
     return find_method(config.method).named(BASE_TITLES[config.optimizer])
 
 
-def build_optimizer(config: Config, model: nn.Module, *, total_steps: int | None = None) -> SharpnessAware:
-    """Return the configured method around the configured base optimizer.
+def build_optimizer(
+    config: Config, model: nn.Module, *, base: Optimizer | None = None, total_steps: int | None = None
+) -> SharpnessAware:
+    """Return the configured method around the configured base optimizer, or around the one that is given.
 
     A method that follows training is told its length in steps, unless the settings tell it another.
     """
@@ -49,16 +57,50 @@ def build_optimizer(config: Config, model: nn.Module, *, total_steps: int | None
         if name not in method.options():
             takes = ", ".join(method.options()) or "none"
             raise ValueError(f"{config.method} takes no {name}; its settings: {takes}")
-    _check_choice("optimizer", config.optimizer, BASE_TITLES)
-    base: Optimizer
-    if config.optimizer == "sgd":
-        base = torch.optim.SGD(
-            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    else:
-        base = torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+    base = configured_base(config, model) if base is None else base
     length = {"total_steps": total_steps} if total_steps is not None and "total_steps" in method.options() else {}
     return method(base, model, seed=config.seed, **{**length, **config.settings})
+
+
+def configured_base(config: Config, model: nn.Module) -> Optimizer:
+    """Return the configured base optimizer."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, ready to train."""
+
+    data: Data | Task
+    facts: Facts
+    model: nn.Module
+    optimizer: SharpnessAware
+    train: Epochs
+    test: Iterable[Batch]
+    ordered: Iterable[Batch]
+    """The training data once, in order: what is fitted is told by them."""
+    loss: Loss
+    device: torch.device
+    metric: Metric | None = None
+
+
+def configured_parts(config: Config) -> Parts:
+    """Return the parts that a configuration names."""
+    check_choices(config)
+    device = chosen_device(config.device)
+    data = configured_task(config) if is_factory(config.data) else configured_data(config)
+    facts = data_facts(data)
+    model = prepared_model(config, data, device)
+    train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
+    steps = config.epochs * len(train) if config.budget is None else None
+    optimizer = build_optimizer(config, model, total_steps=steps)
+    loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
+    return Parts(data, facts, model, optimizer, train, test, ordered, loss, device)
 
 
 def run(
@@ -68,52 +110,58 @@ def run(
     measures: Mapping[str, Measure] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
     observe: Observe | None = None,
+    keep_weights: bool = False,
+    parts: Callable[[Config], Parts] = configured_parts,
 ) -> RunRecord:
-    """Run a configuration in a folder, or resume it; a finished run is returned as it is.
+    """Run a configuration in a folder, or resume it; a run that has come to its end is returned as it is.
+
+    A run whose loss ceases to be finite ends as ``diverged``. More epochs than the folder's run has go on from its end;
+    where the learning rate follows the length, that is not what so many epochs from the start would have given, and
+    the record says so (``extended``).
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
     ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
-    data; it must leave the model and the random stream as they are.
+    data; it must leave the model and the random stream as they are. ``keep_weights`` keeps the best and the last
+    weights in files of their own, as ``esam.load_run`` reads them. ``parts`` makes what is trained.
     """
-    folder = Path(folder)
+    folder, config = Path(folder), config.check()
     path = folder / RECORD_NAME
-    if (finished := _finished(path, config)) is not None:
-        return finished
-    _check_choice("schedule", config.schedule, SCHEDULES)
     if config.threads:
         torch.set_num_threads(config.threads)
-    device = chosen_device(config.device)
-    data = configured_task(config) if is_factory(config.data) else configured_data(config)
-    loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
-    model = prepared_model(config, data, device)
-    train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
-    steps = config.epochs * len(train) if config.budget is None else None
-    optimizer = build_optimizer(config, model, total_steps=steps)
+    made = parts(config)
+    model, optimizer = made.model, made.optimizer
+    if (ended := ended_record(path, config, made.facts)) is not None:
+        return ended
     folder.mkdir(parents=True, exist_ok=True)
     with folder_lock(folder):
-        if (finished := _finished(path, config)) is not None:  # by another process, meanwhile
-            return finished
-        if path.exists() and not _same_run(read_record(path), config):
-            path.unlink()  # it failed before its first epoch, and must not be in the way of the next try
+        if (ended := ended_record(path, config, made.facts)) is not None:  # by another process, meanwhile
+            return ended
         checkpoint = Checkpoint(folder)
-        writer = _writer(path, config, checkpoint, device)
-        last: dict[str, Any] = dict(read_record(path).epochs[-1]) if read_record(path).epochs else {}
+        first = first_line(config, made.optimizer, made.facts, made.device)
+        writer = open_record(path, config, checkpoint, first)
+        so_far = read_record(path)
+        last: dict[str, Any] = dict(so_far.epochs[-1]) if so_far.epochs else {}
+        keeper = WeightsKeeper(so_far) if keep_weights else None
 
         def on_epoch(metrics: dict[str, Any]) -> None:
             writer.epoch(**metrics)
             last.update(metrics)
+            if keeper is not None:
+                with evaluation_weights(optimizer):
+                    keeper.epoch(metrics, model)
             if watch is not None:
                 watch(metrics)
             if observe is not None:
-                observe(metrics["epoch"], model, data)
+                observe(metrics["epoch"], model, made.data)
 
         progress = fit(
             model,
             optimizer,
-            train,
-            test,
+            made.train,
+            made.test,
             epochs=config.epochs if config.budget is None else sys.maxsize,
-            loss=loss,
+            loss=made.loss,
+            metric=made.metric,
             schedule=SCHEDULES[config.schedule],
             budget=config.budget,
             precision=config.precision,
@@ -122,26 +170,15 @@ def run(
             on_epoch=on_epoch,
         )
         with evaluation_weights(optimizer):
-            trained = evaluate(model, ordered, loss, precision=config.precision)
-            taken = {name: measure(model, data, device) for name, measure in (measures or {}).items()}
-        writer.end(**_results(progress, last, trained, device), **taken)
+            trained = evaluate(model, made.ordered, made.loss, precision=config.precision)
+            diverged = progress.diverged or not math.isfinite(trained["test_loss"])
+            asked = {} if diverged else measures or {}
+            if keeper is not None and not diverged:
+                keeper.end(last, model)
+            taken = {name: measure(model, made.data, made.device) for name, measure in asked.items()}
+        how = {"status": "diverged", "error": divergence(config, progress)} if diverged else {}
+        writer.end(**how, **results(progress, last, trained, made.device), **taken)
         return read_record(path)
-
-
-def _finished(path: Path, config: Config) -> RunRecord | None:
-    """Return the record of this run if it is finished; refuse the place of another run."""
-    if not path.exists():
-        return None
-    record = read_record(path)
-    if _same_run(record, config):
-        return record if record.finished else None
-    if record.epochs or record.finished:
-        raise ValueError(f"{path.parent} holds another run: its configuration differs; choose another folder")
-    return None
-
-
-def _same_run(record: RunRecord, config: Config) -> bool:
-    return Config.from_json(record.config).identity() == config.identity()
 
 
 def configured_data(config: Config) -> Data:
@@ -176,7 +213,7 @@ def prepared_model(config: Config, data: Data | Task, device: torch.device) -> n
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
 
 
-class _InOrder:
+class InOrder:
     """A split, once in order, as often as it is asked for."""
 
     def __init__(self, batches: Batches | TaskBatches) -> None:
@@ -188,18 +225,18 @@ class _InOrder:
 
 def batches_of(
     config: Config, data: Data | Task, device: torch.device, memory_format: torch.memory_format
-) -> tuple[Batches | TaskBatches, _InOrder, _InOrder]:
+) -> tuple[Batches | TaskBatches, InOrder, InOrder]:
     """Return the training batches, the test set in order, and the training set in order."""
     if isinstance(data, Task):
         where = {"device": device, "memory_format": memory_format}
         shuffled = TaskBatches(data.train, config.batch_size, seed=config.seed, **where)  # type: ignore[arg-type]
         parts = [TaskBatches(part, EVALUATION_BATCH, **where) for part in (data.test, data.train)]  # type: ignore[arg-type]
-        return shuffled, _InOrder(parts[0]), _InOrder(parts[1])
+        return shuffled, InOrder(parts[0]), InOrder(parts[1])
     common = {"mean": data.mean, "std": data.std, "device": device, "memory_format": memory_format}
     train = Batches(data.train, config.batch_size, augment=config.augment, seed=config.seed, **common)  # type: ignore[arg-type]
     test = Batches(data.test, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
     ordered = Batches(data.train, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
-    return train, _InOrder(test), _InOrder(ordered)
+    return train, InOrder(test), InOrder(ordered)
 
 
 def chosen_device(name: str) -> torch.device:
@@ -212,47 +249,14 @@ def chosen_device(name: str) -> torch.device:
         raise ValueError(f"device must be auto, cpu or one that torch finds here, got {name!r} ({error})") from error
 
 
+def check_choices(config: Config) -> None:
+    """Refuse a word that names no optimizer, schedule, precision or augmentation."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    _check_choice("schedule", config.schedule, SCHEDULES)
+    _check_choice("precision", config.precision, PRECISIONS)
+    find_augmentation(config.augment)
+
+
 def _check_choice(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
-
-
-def _writer(path: Path, config: Config, checkpoint: Checkpoint, device: torch.device) -> RecordWriter:
-    state = checkpoint.load()
-    if path.exists():
-        return RecordWriter.resume(path, epoch=state["progress"]["epoch"] if state else 0)
-    if state is not None:
-        raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
-    first = {"id": config.id(), "name": title(config), "method": config.method, "seed": config.seed}
-    told = {"config": config.as_json(), "environment": environment(str(device))}
-    return RecordWriter.create(path, {**first, **told})
-
-
-def _results(
-    progress: Progress, last: dict[str, Any], trained: dict[str, float], device: torch.device
-) -> dict[str, Any]:
-    known = "test_accuracy" in trained  # else the targets are no classes
-    return {
-        "test_accuracy": {"last": last.get("test_accuracy"), "best": progress.best if known else None},
-        "test_loss": last.get("test_loss"),
-        "train_loss": trained["test_loss"],
-        "train_accuracy": trained.get("test_accuracy"),
-        "images_per_second": progress.images / progress.seconds if progress.seconds else None,
-        "seconds": progress.seconds,
-        "cpu_seconds": progress.cpu_seconds,
-        "peak_memory": _peak_memory(device),
-        "forwards": progress.forwards,
-        "backwards": progress.backwards,
-    }
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    """Return the highest memory in use, in bytes: the accelerator's, or this process's; None where it is not told."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

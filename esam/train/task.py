@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
-from .evaluation import Batch, Loss, per_sample_cross_entropy
+from .evaluation import Batch, Loss, as_pair, per_sample_cross_entropy
 from .names import did_you_mean
 
 FACTORY = re.compile(r"[\w.-]+:[\w.]*")
@@ -87,11 +87,11 @@ def load_task(
     labels = _labels(name, samples)
     if validation:
         kept, out = held_out(labels)
-        task = replace(task, test=_taken(samples, out))
-        samples, labels = _taken(samples, kept), labels[kept]
+        task = replace(task, test=taken_rows(samples, out))
+        samples, labels = taken_rows(samples, kept), labels[kept]
     if train_size is not None:
         rows = balanced_subset(labels, train_size, seed=seed)
-        samples, labels = _taken(samples, rows), labels[rows]
+        samples, labels = taken_rows(samples, rows), labels[rows]
     if label_noise > 0:
         labels, _ = flip_labels(labels, label_noise, classes=class_count(task), seed=seed)
         samples = (
@@ -114,6 +114,11 @@ def make_model(name: str, data: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def own_builder(model: str | None, data: str | None = None) -> Callable[[], nn.Module] | None:
+    """Return a function that builds the model of these names; None where no model is named."""
+    return None if model is None else lambda: make_model(model, None if data is None else find_factory(data)())
 
 
 def class_count(task: Task) -> int:
@@ -154,11 +159,11 @@ class TaskBatches:
 
     def __len__(self) -> int:
         """Give the number of batches in an epoch."""
-        return math.ceil(_count(self._samples) / self.batch_size)
+        return math.ceil(sample_count(self._samples) / self.batch_size)
 
     def order(self, number: int) -> Tensor:
         """Give the order of the samples in epoch ``number``: batch b takes ``order[b * batch_size:][:batch_size]``."""
-        return torch.randperm(_count(self._samples), generator=generator_for("order", self._seed, number))
+        return torch.randperm(sample_count(self._samples), generator=generator_for("order", self._seed, number))
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the shuffled batches of epoch ``number``."""
@@ -166,13 +171,13 @@ class TaskBatches:
 
     def in_order(self) -> Iterator[Batch]:
         """Give every sample once, in stored order."""
-        return map(self._batch, torch.split(torch.arange(_count(self._samples)), self.batch_size))
+        return map(self._batch, torch.split(torch.arange(sample_count(self._samples)), self.batch_size))
 
     def _batch(self, rows: Tensor) -> Batch:
         if isinstance(self._samples, tuple):
             inputs, targets = (part[rows.to(self._device)] for part in self._samples)
         else:
-            inputs, targets = default_collate([self._samples[int(row)] for row in rows])
+            inputs, targets = as_pair(default_collate([self._samples[int(row)] for row in rows]))
         if inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._memory_format)
         return inputs, targets
@@ -203,11 +208,12 @@ def _check_samples(name: str, samples: Any) -> None:
             f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "
             f"{type(samples).__name__}"
         )
-    if _count(samples) == 0:
+    if sample_count(samples) == 0:
         raise ValueError(f"a Task's {name} must hold a sample at least, got none")
 
 
-def _count(samples: Samples) -> int:
+def sample_count(samples: Samples) -> int:
+    """Return how many samples there are."""
     return len(samples[1]) if isinstance(samples, tuple) else len(samples)  # type: ignore[arg-type]
 
 
@@ -215,7 +221,8 @@ def _row(samples: Samples, row: int) -> tuple[Any, Any]:
     return (samples[0][row], samples[1][row]) if isinstance(samples, tuple) else samples[row]
 
 
-def _taken(samples: Samples, rows: Tensor) -> Samples:
+def taken_rows(samples: Samples, rows: Tensor) -> Samples:
+    """Return the samples at these rows."""
     return (samples[0][rows], samples[1][rows]) if isinstance(samples, tuple) else _Part(samples, rows)
 
 
@@ -224,7 +231,7 @@ def _labels(name: str, samples: Samples) -> Tensor:
     if isinstance(samples, tuple):
         targets = samples[1]
     else:
-        targets = torch.stack([torch.as_tensor(_row(samples, row)[1]) for row in range(_count(samples))])
+        targets = torch.stack([torch.as_tensor(_row(samples, row)[1]) for row in range(sample_count(samples))])
     if targets.dim() != 1 or targets.is_floating_point():
         raise ValueError(
             f"{name}: train_size, label_noise, validation and the models that esam can name need one class a sample, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +32,11 @@ from esam.analysis.landscape import OnProgress
 from .checkpoint import Checkpoint, State, read_state
 from .config import Config
 from .data import Batches, Data
+from .evaluation import Batch, Loss
 from .models import fastest_memory_format
 from .record import RECORD_NAME, RunRecord, environment, read_record
 from .runs import chosen_device, configured_data, prepared_model
+from .task import Task, TaskBatches, is_factory, sample_count, taken_rows
 
 RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
@@ -46,22 +49,35 @@ BATCH_SIZE = 250
 
 
 def training_objective(
-    model: nn.Module, data: Data, device: torch.device, *, images: int = IMAGES, batch_size: int = BATCH_SIZE
+    model: nn.Module, data: Data | Task, device: torch.device, *, images: int = IMAGES, batch_size: int = BATCH_SIZE
 ) -> ModelObjective:
     """Return the mean loss over this many evenly spaced training images, or over all where there are fewer.
 
     In eval mode, without augmentation, with the labels that were trained on.
     """
-    rows = torch.linspace(0, len(data.train) - 1, min(images, len(data.train))).round().long()
-    split = data.train.select(rows)
     layout = fastest_memory_format(model)
+    if isinstance(data, Task):
+        rows = _evenly(sample_count(data.train), images)
+        some = TaskBatches(taken_rows(data.train, rows), batch_size, device=device, memory_format=layout)
+        return ModelObjective(model, some.in_order(), data.loss)
+    split = data.train.select(_evenly(len(data.train), images))
     batches = Batches(split, batch_size, mean=data.mean, std=data.std, device=device, memory_format=layout)
     return ModelObjective(model, batches.in_order())
 
 
-def training_sharpness(model: nn.Module, data: Data, device: torch.device) -> float:
+def _evenly(count: int, most: int) -> torch.Tensor:
+    return torch.linspace(0, count - 1, min(most, count)).round().long()
+
+
+def training_sharpness(model: nn.Module, data: Data | Task, device: torch.device) -> float:
     """Return R_S over the training images, as it stands in every record."""
     objective = training_objective(model, data, device)
+    return sharpness(objective, objective.parameters, rho=RHO)
+
+
+def objective_sharpness(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> float:
+    """Return R_S over batches of one's own."""
+    objective = ModelObjective(model, batches, loss)
     return sharpness(objective, objective.parameters, rho=RHO)
 
 
@@ -79,7 +95,7 @@ class TrainedRun:
     objective: ModelObjective
 
 
-def load_run(
+def trained_run(
     path: str | Path, *, images: int = IMAGES, batch_size: int = BATCH_SIZE, device: str = "auto"
 ) -> TrainedRun:
     """Return the run of a folder of ``esam train``, or of one of its checkpoint files; they are only read.
@@ -97,6 +113,12 @@ def load_run(
         raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train, or its checkpoint")
     record = read_record(folder / RECORD_NAME)
     config = Config.from_json(record.config)
+    for name in (config.data, config.model):
+        if is_factory(name):
+            raise ValueError(
+                f"the run in {folder} was made with {name}, a function of your own, and a record's word is no reason "
+                "to run it; take the model by esam.load_run(..., build_model=...) and look at it by esam.analysis"
+            )
     where = chosen_device(device)
     state = _state(path, where)
     data = configured_data(config)

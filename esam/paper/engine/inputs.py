@@ -49,10 +49,10 @@ class Inputs:
 
     def trained(self, runs: MethodRuns, *, images: int) -> dict[int, TrainedRun]:
         """Return the trained models of a method by seed, each with the loss over this many training images."""
-        from esam.train.trained import load_run
+        from esam.train.trained import trained_run
 
         found = map(self.store.with_weights, self.store.planned(runs))
-        return {run.config.seed: load_run(run.folder, images=images) for run in found}
+        return {run.config.seed: trained_run(run.folder, images=images) for run in found}
 
     def observations(self, runs: MethodRuns) -> list[EpochProbe]:
         """Return what was seen in the probed runs of a method."""

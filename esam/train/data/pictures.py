@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +29,9 @@ class Pictures(Protocol):
     def where(self, row: int) -> str:
         """Say where that picture lies, in words for an error message."""
 
+    def fingerprint(self) -> str:
+        """Give a text that changes whenever a picture does, without reading the pictures."""
+
 
 @dataclass(frozen=True)
 class FilePictures:
@@ -45,6 +50,15 @@ class FilePictures:
     def where(self, row: int) -> str:
         """Give the file's path."""
         return self.paths[row]
+
+    def fingerprint(self) -> str:
+        """Fingerprint the files' names, lengths and times of change."""
+        digest = hashlib.sha256()
+        root = os.path.commonpath(self.paths)
+        for path in self.paths:
+            status = os.stat(path)
+            digest.update(f"{os.path.relpath(path, root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+        return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,10 @@ class TablePictures:
         path = f" ({cell['path']})" if cell and cell["path"] else ""
         return f"row {row} of {self.name}, column {self.column!r}{path}"
 
+    def fingerprint(self) -> str:
+        """Give the table's own."""
+        return str(self.table._fingerprint)
+
 
 @dataclass(frozen=True)
 class ArrayPictures:
@@ -90,6 +108,10 @@ class ArrayPictures:
     def where(self, row: int) -> str:
         """Give the picture's number."""
         return f"picture {row}"
+
+    def fingerprint(self) -> str:
+        """Fingerprint the pixels."""
+        return hashlib.sha256(np.ascontiguousarray(self.arrays).data).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""``esam predict``: what a trained run says of new files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from .parsing import parse
+
+
+@dataclass(frozen=True)
+class PredictOptions:
+    """What a trained run says of pictures, or of the rows of tables, as CSV or JSON."""
+
+    run: Annotated[Path, tyro.conf.Positional]
+    """Folder of a run."""
+    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Pictures, folders of pictures, or tables of numbers (.csv, .npy) with a sample in each row."""
+    out: Path | None = None
+    """Where to write; printed if not given."""
+    format: Literal["csv", "json"] | None = None
+    """If not given: as the name of the file says, else csv."""
+    weights: Literal["last", "best"] = "last"
+    """Those after the last epoch, as in the table; or the best by the test data, which flatters."""
+    model: str | None = None
+    """A model of your own: the package.module:function that it was trained with."""
+    data: str | None = None
+    """If that function takes the data: the package.module:function that gives them."""
+    read: str | None = None
+    """For files of your own kind: a package.module:function from a path to inputs, a sample in each row."""
+
+
+def predict(arguments: list[str]) -> None:
+    """``esam predict``: files to classes."""
+    options = parse("predict", PredictOptions, arguments)
+    if not options.files:
+        raise ValueError("esam predict wants files: pictures, or tables of numbers (.csv, .npy)")
+    from esam.files import write_atomically
+    from esam.train.predict import as_csv, as_json, predictions
+    from esam.train.saved import load_run
+    from esam.train.task import find_factory, own_builder
+
+    run = load_run(options.run, weights=options.weights, build_model=own_builder(options.model, options.data))
+    read = None if options.read is None else find_factory(options.read)
+    found = list(predictions(run, options.files, read=read))
+    if not found:
+        raise ValueError("there are no pictures in the folders that were given")
+    kind = options.format or ("json" if options.out is not None and options.out.suffix == ".json" else "csv")
+    text = as_json(found) if kind == "json" else as_csv(found)
+    if options.out is None:
+        print(text, end="")
+    else:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(options.out, text.encode())
+        print(options.out)
+    if failed := [one for one in found if one.error is not None]:
+        raise RuntimeError(f"{len(failed)} of {len(found)} could not be read, the first: {failed[0].error}")

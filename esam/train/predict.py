@@ -1,0 +1,145 @@
+"""What does a trained model say of new files: pictures, or tables with a sample in each row?"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .data.sources import ENDINGS
+from .saved import SavedRun
+
+Reader = Callable[[Path], Tensor]
+"""A file -> inputs as the model takes them, a sample in each row."""
+BATCH = 64
+TABLES = (".csv", ".npy")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What the model says of one sample: a class with its probability, or plain outputs; or why it says nothing."""
+
+    file: str
+    row: int | None = None
+    """Which sample of a file that holds several, from 0."""
+    label: str | None = None
+    probability: float | None = None
+    values: dict[str, float] | None = None
+    """The probability of each class, or the outputs by their numbers."""
+    error: str | None = None
+
+
+def predictions(run: SavedRun, files: Iterable[str | Path], *, read: Reader | None = None) -> Iterator[Prediction]:
+    """Give one prediction for each picture, or for each row of each table, in the order of the files.
+
+    A folder stands for the pictures in it. A file that cannot be read gives a prediction with an ``error``, and the
+    others go on. ``read`` turns a file into inputs where it is neither a picture nor a table of numbers.
+    """
+    for file in _all_files(files):
+        try:
+            several, inputs = _inputs(run, file, read)
+            outputs = torch.cat([run(part) for part in torch.split(inputs, BATCH)])
+        except (ValueError, OSError, RuntimeError) as error:
+            yield Prediction(str(file), error=str(error))
+            continue
+        for row, output in enumerate(outputs):
+            yield _prediction(run, str(file), row if several else None, output)
+
+
+def as_csv(found: Sequence[Prediction]) -> str:
+    """Write predictions as a table: file, row where files hold several, class and probability, or the outputs."""
+    classified = any(one.label is not None for one in found)
+    names = list(dict.fromkeys(name for one in found for name in one.values or ())) if not classified else []
+    rows = any(one.row is not None for one in found)
+    errors = any(one.error is not None for one in found)
+    head = ["file", *(["row"] if rows else []), *(["class", "probability"] if classified else names)]
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow([*head, *(["error"] if errors else [])])
+    for one in found:
+        told = [one.label, one.probability] if classified else [(one.values or {}).get(name) for name in names]
+        table.writerow([one.file, *([one.row] if rows else []), *told, *([one.error] if errors else [])])
+    return text.getvalue()
+
+
+def as_json(found: Sequence[Prediction]) -> str:
+    """Write predictions as a list of objects, with the probability of every class."""
+    names = {"file": "file", "row": "row", "class": "label", "probability": "probability", "error": "error"}
+    lines: list[dict[str, Any]] = []
+    for one in found:
+        line = {name: value for name, key in names.items() if (value := getattr(one, key)) is not None}
+        if one.values is not None:
+            line["probabilities" if one.label is not None else "outputs"] = one.values
+        lines.append(line)
+    return json.dumps(lines, indent=1, ensure_ascii=False) + "\n"
+
+
+def _prediction(run: SavedRun, file: str, row: int | None, output: Tensor) -> Prediction:
+    last = (run.record.end or {}).get("test_accuracy", {}).get("last")
+    if output.dim() != 1 or (run.classes is None and last is None):
+        return Prediction(file, row, values={str(n): value for n, value in enumerate(output.flatten().tolist())})
+    names = run.classes or tuple(map(str, range(len(output))))
+    shares = output.double().softmax(0).tolist()
+    best = max(range(len(shares)), key=shares.__getitem__)
+    return Prediction(file, row, names[best], shares[best], dict(zip(names, shares, strict=True)))
+
+
+def _all_files(files: Iterable[str | Path]) -> Iterator[Path]:
+    for file in map(Path, files):
+        if file.is_dir():
+            yield from sorted(path for path in file.rglob("*") if path.suffix.lower() in ENDINGS)
+        else:
+            yield file
+
+
+def _inputs(run: SavedRun, file: Path, read: Reader | None) -> tuple[bool, Tensor]:
+    """Return whether a file holds several samples, and its inputs."""
+    if not file.is_file():
+        raise ValueError(f"there is no file {file}")
+    if read is not None:
+        return True, read(file)
+    if run.about.get("mean") is not None:
+        return False, run.read([file])
+    if file.suffix.lower() not in TABLES:
+        raise ValueError(
+            f"{file} is no table of numbers ({', '.join(TABLES)}); say how it is read: --read package.module:function"
+        )
+    numbers = np.load(file, allow_pickle=False) if file.suffix.lower() == ".npy" else _csv_numbers(file)
+    return True, _shaped(run, file, torch.from_numpy(np.asarray(numbers)))
+
+
+def _csv_numbers(file: Path) -> np.ndarray[Any, Any]:
+    """Return the numbers of a table; a first line that holds words is its head."""
+    with file.open(newline="") as opened:
+        lines = [line for line in csv.reader(opened) if line]
+    for number, line in enumerate(lines):
+        try:
+            lines[number] = list(map(float, line))  # type: ignore[arg-type]
+        except ValueError as error:
+            if number:
+                raise ValueError(f"{file}, line {number + 1}: {error}; a table holds numbers alone") from error
+    if lines and isinstance(lines[0][0], str):
+        lines = lines[1:]
+    if len({len(line) for line in lines}) != 1:
+        raise ValueError(f"{file} must hold a row at least, and rows of one length")
+    return np.array(lines, dtype=np.float64)
+
+
+def _shaped(run: SavedRun, file: Path, numbers: Tensor) -> Tensor:
+    shape = run.about.get("shape")
+    if shape is None:
+        return numbers.float()
+    if numbers.dim() == 0 or numbers[0].numel() != math.prod(shape):
+        each = numbers[0].numel() if numbers.dim() else 0
+        raise ValueError(f"{file} has {each} numbers a row; the model takes {math.prod(shape)} (shape {shape})")
+    kind = getattr(torch, str(run.about.get("dtype") or "torch.float32").removeprefix("torch."))
+    return numbers.reshape(-1, *shape).to(kind)

@@ -1,0 +1,285 @@
+"""Is a comparison from Python, of anybody's model and data, as fair and as complete as one from the command line?"""
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+
+import esam
+from esam.compare.own import _described
+from esam.train.loader import SeededLoader
+from esam.train.record import read_records
+from esam.train.weights import LAST_NAME
+
+GENERATOR = torch.Generator().manual_seed(3)
+X = torch.randn(60, 4, generator=GENERATOR)
+Y = (X[:, 0] > 0).long()
+TRAIN, TEST = (X[:40], Y[:40]), (X[40:], Y[40:])
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 2))
+
+
+def compared(out, *, build=net, train=TRAIN, test=TEST, **more):
+    defaults = {"methods": ["base", "sam"], "seeds": [0], "epochs": 2, "tell": None, "threads": 1}
+    if not isinstance(train, DataLoader):
+        defaults["batch_size"] = 8
+    return esam.compare(build, train, test, out=out, **(defaults | more))
+
+
+def losses(result):
+    return {record.method: [line["train_loss"] for line in record.epochs] for record in result.records}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    out = tmp_path_factory.mktemp("own")
+    return compared(out, classes=("left", "right"), name="my points", seeds=[0, 1]), out
+
+
+def test_a_comparison_from_python_leaves_records_a_report_and_weights(result):
+    found, out = result
+    assert [(r.method, r.seed, r.finished) for r in found.records] == [
+        ("base", 0, True),
+        ("sam", 0, True),
+        ("base", 1, True),
+        ("sam", 1, True),
+    ]
+    assert sorted(r.run["id"] for r in read_records(out)) == sorted(r.run["id"] for r in found.records)
+    assert found.report == out / "report.html" and "my points" in found.report.read_text()
+    assert "SAM reached" in str(found) and "Test acc., %" in str(found)
+    record = found.records[1]
+    assert record.data["classes"] == ["left", "right"] and record.end["sharpness"] is not None
+    loaded = esam.load_run(record.path.parent, build_model=net)
+    assert loaded.classes == ("left", "right") and loaded(X[40:]).argmax(1).eq(Y[40:]).float().mean() == pytest.approx(
+        record.end["test_accuracy"]["last"]
+    )
+
+
+def test_the_same_call_trains_nothing_again(result, monkeypatch):
+    found, out = result
+    monkeypatch.setattr("esam.train.runs.fit", None)  # training anything would fail
+    again = compared(out, classes=("left", "right"), name="my points", seeds=[0, 1])
+    assert [r.end for r in again.records] == [r.end for r in found.records]
+
+
+def test_an_interrupted_comparison_ends_as_one_left_alone(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(line):
+        if line.startswith("sam, seed 0: epoch 2"):
+            raise Stop
+
+    with pytest.raises(Stop):
+        compared(tmp_path / "cut", tell=stop)
+    assert losses(compared(tmp_path / "cut")) == losses(compared(tmp_path / "whole"))
+
+
+def test_changed_data_and_a_changed_model_are_refused(result):
+    _, out = result
+    moved = X[:40].clone()
+    moved[5] += 1
+    same = {"classes": ("left", "right"), "name": "my points", "seeds": [0, 1]}
+    with pytest.raises(ValueError, match="the data have changed since the run in"):
+        compared(out, train=(moved, Y[:40]), **same)
+
+    def wider():
+        return nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Dropout(0.2), nn.Linear(9, 2))
+
+    wider.__module__, wider.__qualname__ = net.__module__, net.__qualname__
+    with pytest.raises(ValueError, match="the model has other tensors than it had"):
+        compared(out, build=wider, **same)
+
+
+# Data ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_a_dataset_and_tensors_all_train(tmp_path):
+    kinds = {
+        "dataset": TensorDataset(*TRAIN),
+        "loader": DataLoader(TensorDataset(*TRAIN), batch_size=8, shuffle=True),
+        "weighted": DataLoader(
+            TensorDataset(*TRAIN), batch_size=8, sampler=WeightedRandomSampler(torch.rand(40), num_samples=24)
+        ),
+    }
+    found = {name: losses(compared(tmp_path / name, train=given)) for name, given in kinds.items()}
+    assert found["dataset"] == losses(compared(tmp_path / "tensors"))
+    for of_methods in found.values():
+        # one step of either method begins at the same weights with the same batch
+        assert len(of_methods["base"]) == len(of_methods["sam"]) == 2
+
+
+class Augmented(Dataset):
+    """Draws from three random streams at once, as transforms do."""
+
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, row):
+        return X[row] + torch.rand(()) + random.random() + np.random.rand(), Y[row]
+
+
+def test_a_loaders_epochs_depend_on_seed_and_number_alone_and_leave_the_streams_outside_alone():
+    loader = DataLoader(Augmented(), batch_size=5, shuffle=True)
+
+    def epoch(seed, number):
+        torch.rand(7), random.random(), np.random.rand()  # whatever a method draws meanwhile
+        return torch.cat([x for x, _ in SeededLoader(loader, seed=seed).epoch(number)])
+
+    first = epoch(0, 1)
+    assert torch.equal(first, epoch(0, 1))
+    assert not torch.equal(first, epoch(0, 2)) and not torch.equal(first, epoch(1, 1))
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    alone = torch.rand(3).tolist(), random.random(), np.random.rand()
+    torch.manual_seed(0), random.seed(0), np.random.seed(0)
+    batches = SeededLoader(loader, seed=0).epoch(1)
+    next(batches), next(batches)
+    assert (torch.rand(3).tolist(), random.random(), np.random.rand()) == alone
+
+
+def test_methods_that_draw_differently_see_the_same_batches_of_a_loader(tmp_path):
+    seen = {}
+
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = net()
+
+        def forward(self, x):
+            if self.training and torch.is_grad_enabled():
+                seen.setdefault(id(self), []).append(x.clone())
+            return self.layers(x)
+
+    loader = DataLoader(Augmented(), batch_size=4, shuffle=True)
+    compared(tmp_path, build=Watching, train=loader)
+    base, sam = (inputs for inputs in seen.values() if len(inputs) > 0)
+    assert len(base) == 6 and len(sam) == 12  # two epochs of three batches; SAM passes twice
+    assert all(torch.equal(one, other) for one, other in zip(base, sam[::2], strict=True))
+
+
+# Losses, metrics, optimizers -----------------------------------------------------------------------------------------
+
+
+def test_a_regression_is_compared_by_its_loss_and_a_metric_of_its_own(tmp_path):
+    found = compared(
+        tmp_path,
+        build=lambda: nn.Linear(4, 1),
+        train=(X[:40], X[:40, :1]),
+        test=(X[40:], X[40:, :1]),
+        loss=lambda outputs, targets: (outputs - targets).square().mean(1),
+        metric=lambda outputs, targets: (outputs - targets).abs().mean(1),
+        lr=0.05,
+        epochs=8,
+    )
+    record = found.records[0]
+    assert record.end["test_accuracy"]["last"] is None
+    model = esam.load_run(record.path.parent, build_model=lambda: nn.Linear(4, 1)).model
+    with torch.no_grad():
+        error = (model(X[40:]) - X[40:, :1]).abs().mean().item()
+    assert record.end["test_metric"] == pytest.approx(error, rel=1e-4)  # float32 sums in another order
+    assert "Test loss" in str(found) and "Test metric" in str(found) and "Train acc" not in str(found)
+    assert "SAM reached a test loss of" in str(found) and "times SGD's" in str(found)
+
+
+def test_a_segmentation_with_one_loss_per_picture_trains(tmp_path):
+    pictures, marks = torch.rand(12, 1, 4, 4, generator=GENERATOR), torch.zeros(12, 4, 4, dtype=torch.long)
+    marks[pictures[:, 0] > 0.5] = 1
+    found = compared(
+        tmp_path,
+        build=lambda: nn.Conv2d(1, 2, 1),
+        train=(pictures[:8], marks[:8]),
+        test=(pictures[8:], marks[8:]),
+        loss=lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none").mean((1, 2)),
+    )
+    assert all(0 < record.end["test_accuracy"]["last"] <= 1 for record in found.records)  # of pixels
+
+
+def test_any_optimizer_is_the_base_and_the_record_says_which(tmp_path):
+    def radam(parameters):
+        return torch.optim.RAdam(parameters, lr=0.01, weight_decay=0.1)
+
+    found = compared(tmp_path, optimizer=radam)
+    assert [record.name for record in found.records] == ["RAdam", "SAM"]
+    assert found.records[0].config["optimizer"] == "RAdam(lr=0.01, weight_decay=0.1)"
+    assert found.records[1].run["effective"]["base"]["weight_decay"] == 0.1
+    other = compared(tmp_path, optimizer=lambda parameters: torch.optim.RAdam(parameters, lr=0.02))
+    assert other.records[0].path != found.records[0].path  # another optimizer is another run
+
+
+def test_an_optimizer_with_groups_is_described_group_by_group():
+    one, two = nn.Linear(2, 2), nn.Linear(2, 2)
+    groups = [{"params": one.parameters()}, {"params": two.parameters(), "lr": 0.5}]
+    assert (
+        _described(torch.optim.SGD(groups, lr=0.1, momentum=0.9)) == "SGD(lr=0.1, momentum=0.9; lr=0.5, momentum=0.9)"
+    )
+
+
+def test_pretrained_weights_are_where_every_run_begins(tmp_path):
+    kept = net().state_dict()
+
+    def pretrained():
+        model = net()
+        model.load_state_dict(kept)
+        return model
+
+    found = compared(tmp_path, build=pretrained, seeds=[0, 1], epochs=0, methods=["base"])
+    for record in found.records:
+        start = esam.load_run(record.path.parent, build_model=net).model.state_dict()
+        assert all(torch.equal(start[name], kept[name]) for name in kept)
+        assert (record.path.parent / LAST_NAME).exists()
+
+
+def test_the_page_on_your_own_model_is_code(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parent.parent / "docs" / "own.md").read_text()
+    block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    assert "epochs=20" in block and "seeds=[0, 1, 2]" in block
+    block = block.replace("epochs=20", "epochs=1, threads=1").replace("seeds=[0, 1, 2]", "seeds=[0]")
+    x, y = torch.randn(40, 64), torch.arange(40) % 10
+    monkeypatch.chdir(tmp_path)
+    exec(block, {"train": (x, y), "test": (x, y), "__name__": "mine"})
+    told = capsys.readouterr().out
+    assert "SAM reached" in told and told.strip().endswith("report.html") and (tmp_path / "runs" / "mine").is_dir()
+
+
+# Refused -------------------------------------------------------------------------------------------------------------
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield X[0], Y[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batchsize": 4}, "esam.compare has no argument 'batchsize'. Did you mean 'batch_size'"),
+        ({"train_size": 10}, "esam.compare has no argument 'train_size'"),
+        (
+            {"optimizer": torch.optim.RAdam, "lr": 0.1},
+            "lr is the optimizer's own: set it in the function that makes it",
+        ),
+        ({"train": DataLoader(TensorDataset(*TRAIN)), "batch_size": 4}, "batch_size is the DataLoader's own"),
+        ({"methods": ["esma"]}, "unknown method 'esma'. Did you mean 'esam'"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
+        ({"optimizer": lambda parameters: 3}, "optimizer must return a torch optimizer, got int"),
+        ({"build": lambda: 3}, "build_model must return a torch.nn.Module, got int"),
+        ({"build": net()}, "build_model must be a function that builds a model, got a model"),
+        ({"train": (X[:40], Y[:39])}, "train has 40 inputs and 39 targets"),
+        ({"train": DataLoader(Stream())}, "a Dataset with a length, got Stream"),
+        ({"lr": float("nan")}, "lr must be a finite number of 0 or more, got nan"),
+        ({"settings": {"sam": {"rhoo": 1}}}, "sam has no setting 'rhoo' of its own. Did you mean 'rho'"),
+        ({"metric": lambda outputs, targets: outputs.mean()}, "the metric must give one number per sample"),
+        ({"train": DataLoader(TensorDataset(X, Y, Y), batch_size=4)}, "must give pairs"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_with_a_reason(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        compared(tmp_path, **change)

@@ -1,0 +1,333 @@
+"""Can a trained model be taken away: kept, loaded, asked about new files, and given to another program?"""
+
+import csv
+import dataclasses
+import json
+import textwrap
+
+import pytest
+import torch
+from picture_makers import class_folders, picture
+from torch import nn
+
+import esam
+from esam.cli import main
+from esam.train import Checkpoint, Config, Task, run, saved
+from esam.train.evaluation import evaluate
+from esam.train.record import RECORD_NAME
+from esam.train.runs import configured_parts
+from esam.train.weights import BEST_NAME, LAST_NAME, read_weights
+
+TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=3, threads=1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("ESAM_DATA", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """A run on pictures of two colours and many sizes, and the folder of the pictures."""
+    place = tmp_path_factory.mktemp("photos")
+    class_folders(place / "photos", {"dark": 5, "light": 5}, size=(20, 16))
+    for number in range(5):
+        picture(20 + number, (18, 24)).save(place / "photos" / "light" / f"{number:03}.png")
+    config = dataclasses.replace(TINY, data=str(place / "photos"), train_size=None, size=8, lr=0.02, epochs=8)
+    run(config, place / "run", keep_weights=True)
+    return place / "run", place / "photos"
+
+
+# Kept ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_best_and_the_last_weights_give_the_accuracies_of_the_record(tmp_path):
+    config = dataclasses.replace(TINY, method="base-ema", lr=0.5, schedule="constant", label_noise=0.3, epochs=5)
+    record = run(config, tmp_path, keep_weights=True)
+    accuracies = [line["test_accuracy"] for line in record.epochs]
+    assert record.end["test_accuracy"]["best"] > accuracies[-1]  # else the two could not be told apart
+    parts = configured_parts(config)
+    for which, expected in (("last", accuracies[-1]), ("best", max(accuracies))):
+        loaded = esam.load_run(tmp_path, weights=which)
+        assert evaluate(loaded.model, parts.test)["test_accuracy"] == expected == loaded.about["test_accuracy"]
+    assert loaded.about["epoch"] == 1 + accuracies.index(max(accuracies))
+
+
+def test_a_run_interrupted_and_resumed_keeps_the_same_best_weights(tmp_path):
+    class Stop(Exception):
+        pass
+
+    def stop(metrics):
+        if metrics["epoch"] == 3:
+            raise Stop
+
+    config = dataclasses.replace(TINY, lr=0.5, schedule="constant", epochs=4)
+    run(config, tmp_path / "whole", keep_weights=True)
+    with pytest.raises(Stop):
+        run(config, tmp_path / "cut", keep_weights=True, watch=stop)
+    run(config, tmp_path / "cut", keep_weights=True)
+    for name in (BEST_NAME, LAST_NAME):
+        (one, told), (other, also) = (read_weights(tmp_path / which / name) for which in ("whole", "cut"))
+        assert told == also and all(torch.equal(one[key], other[key]) for key in one)
+
+
+def test_a_run_loads_from_its_checkpoint_where_no_weights_were_kept(tmp_path):
+    run(TINY, tmp_path)
+    loaded = esam.load_run(tmp_path)
+    state = Checkpoint(tmp_path).load()["model"]
+    assert all(torch.equal(value, state[name]) for name, value in loaded.model.state_dict().items())
+    assert loaded.about["epoch"] == 3 and not loaded.model.training
+    with pytest.raises(ValueError, match="holds no best weights"):
+        esam.load_run(tmp_path, weights="best")
+
+
+def test_tied_weights_are_kept_under_each_of_their_names(tmp_path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[1].weight = model[0].weight
+    from esam.train.weights import write_weights
+
+    write_weights(tmp_path / "tied.safetensors", model, {"epoch": 1})
+    tensors, told = read_weights(tmp_path / "tied.safetensors")
+    assert torch.equal(tensors["0.weight"], tensors["1.weight"]) and told == {"epoch": 1}
+
+
+# Loaded --------------------------------------------------------------------------------------------------------------
+
+
+def test_three_lines_give_the_class_of_a_picture_though_the_data_are_gone(photos, tmp_path):
+    folder, pictures = photos
+    loaded = esam.load_run(folder)
+    inputs = loaded.read(sorted(pictures.rglob("*.png")))
+    named = [loaded.classes[number] for number in loaded(inputs).argmax(1)]
+    assert named == ["dark"] * 5 + ["light"] * 5
+    assert inputs.shape == (10, 3, 8, 8)
+
+
+def test_pictures_are_prepared_as_for_training(photos):
+    folder, pictures = photos
+    loaded = esam.load_run(folder)
+    parts = configured_parts(Config.from_json(loaded.record.config))
+    x = torch.cat([x for x, _ in parts.ordered] + [x for x, _ in parts.test])
+    mine = loaded.read(sorted(pictures.rglob("*.png")))
+    assert sorted(row.flatten().tolist() for row in x) == sorted(row.flatten().tolist() for row in mine)
+
+
+def test_a_function_that_a_record_names_is_not_run_unless_it_is_given(tmp_path, monkeypatch):
+    run(TINY, tmp_path, keep_weights=True)
+    path = tmp_path / RECORD_NAME
+    path.write_text(path.read_text().replace('"model": "mlp"', '"model": "os:abort"', 1))
+    with pytest.raises(ValueError, match="os:abort, a function of your own, .* no reason to run it"):
+        esam.load_run(tmp_path)
+    with pytest.raises(ValueError, match="os:abort, a function of your own"):
+        from esam.train.trained import trained_run
+
+        trained_run(tmp_path)
+
+
+def test_weights_of_another_model_are_refused_by_name(tmp_path):
+    run(TINY, tmp_path, keep_weights=True)
+    with pytest.raises(ValueError, match=r"are not those of this model; .*Missing key\(s\)"):
+        esam.load_run(tmp_path, build_model=lambda: nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / LAST_NAME).write_bytes(b"rubbish"), "cannot be read"),
+        (lambda folder: (folder / RECORD_NAME).unlink(), "holds no record.jsonl; give the folder of a run"),
+    ],
+)
+def test_a_damaged_folder_is_refused_with_a_reason(tmp_path, damage, message):
+    run(dataclasses.replace(TINY, epochs=1), tmp_path, keep_weights=True)
+    damage(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        esam.load_run(tmp_path)
+    with pytest.raises(ValueError, match="weights must be one of last, best, got 'worst'"):
+        esam.load_run(tmp_path, weights="worst")
+
+
+# Asked ---------------------------------------------------------------------------------------------------------------
+
+
+def test_predict_writes_a_class_for_each_picture_as_csv_and_json(photos, tmp_path, capsys):
+    folder, pictures = photos
+    light = sorted((pictures / "light").iterdir())
+    assert main(["predict", str(folder), *map(str, light)]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["file"] for row in rows] == list(map(str, light)) and {row["class"] for row in rows} == {"light"}
+    assert main(["predict", str(folder), str(pictures), "--out", str(tmp_path / "p.json")]) == 0  # a folder
+    found = json.loads((tmp_path / "p.json").read_text())
+    assert len(found) == 10 and all(sum(one["probabilities"].values()) == pytest.approx(1) for one in found)
+    assert all(one["probability"] == max(one["probabilities"].values()) for one in found)
+
+
+def test_a_picture_that_cannot_be_read_costs_no_other_its_prediction(photos, tmp_path, capsys):
+    folder, pictures = photos
+    (tmp_path / "broken.png").write_bytes(b"no picture")
+    files = [tmp_path / "broken.png", tmp_path / "nowhere.png", pictures / "dark" / "000.png"]
+    assert main(["predict", str(folder), *map(str, files)]) == 1
+    out, err = capsys.readouterr()
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [row["class"] for row in rows] == ["", "", "dark"]
+    assert "cannot read" in rows[0]["error"] and "there is no file" in rows[1]["error"]
+    assert "2 of 3 could not be read, the first: cannot read" in err
+
+
+MODULE = """
+import torch
+from torch import nn
+from esam.train import Task
+
+x = torch.arange(40.0).view(20, 2) / 20 - 1
+words = {"good": 1, "bad": 2, "film": 3, "book": 4}
+
+def table():
+    return Task((x, (x[:, 0] > 0).long()), (x, (x[:, 0] > 0).long()), classes=("low", "high"))
+
+def numbers():
+    return Task((x, x.sum(1, keepdim=True)), (x, x.sum(1, keepdim=True)), loss=lambda o, t: (o - t).square().mean(1))
+
+def tokens(line):
+    return [words.get(word, 0) for word in line.split()]
+
+def read(path):
+    return torch.tensor([tokens(line) for line in path.read_text().splitlines()])
+
+def text():
+    lines = torch.tensor([tokens(line) for line in ("good film", "bad film", "good book", "bad book")])
+    labels = torch.tensor([1, 0, 1, 0])
+    return Task((lines, labels), (lines, labels), classes=("no", "yes"))
+
+def net(task):
+    return nn.Linear(2, len(task.classes))
+
+def line():
+    return nn.Linear(2, 1)
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(5, 8), nn.Linear(8, 2)
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens).mean(1))
+
+def bag():
+    return Bag()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+def train(data, model, *words):
+    named = ["--data", f"my_parts:{data}", "--model", f"my_parts:{model}"]
+    assert main(["train", *named, "--batch-size", "4", "--epochs", "20", "--threads", "1", "--out", "run", *words]) == 0
+
+
+def test_a_table_of_my_own_is_trained_on_and_predicted_from_a_csv_file(mine, capsys):
+    train("table", "net", "--method", "sam")
+    (mine / "new.csv").write_text("width,height\n0.9,1\n-0.9,1\n")
+    capsys.readouterr()
+    names = ["--model", "my_parts:net", "--data", "my_parts:table"]
+    assert main(["predict", "run", "new.csv", *names]) == 0
+    assert [line.rsplit(",", 1)[0] for line in capsys.readouterr().out.splitlines()] == [
+        "file,row,class",
+        "new.csv,0,high",
+        "new.csv,1,low",
+    ]
+
+
+def test_numbers_of_my_own_are_predicted_as_numbers(mine, capsys):
+    import numpy as np
+
+    train("numbers", "line", "--method", "base", "--lr", "0.05")
+    np.save("new.npy", [[0.5, 0.25]])
+    capsys.readouterr()
+    assert main(["predict", "run", "new.npy", "--model", "my_parts:line"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head == "file,row,0" and float(row.split(",")[2]) == pytest.approx(0.75, abs=0.2)
+
+
+def test_text_of_my_own_is_predicted_by_my_own_reader(mine, capsys):
+    train("text", "bag", "--method", "sam", "--lr", "0.5")
+    (mine / "new.txt").write_text("good film\nbad book\n")
+    capsys.readouterr()
+    assert main(["predict", "run", "new.txt", "--model", "my_parts:bag", "--read", "my_parts:read"]) == 0
+    assert [line.split(",")[2] for line in capsys.readouterr().out.splitlines()[1:]] == ["yes", "no"]
+    assert main(["predict", "run", "new.txt", "--model", "my_parts:bag"]) == 1
+    assert "is no table of numbers (.csv, .npy); say how it is read: --read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1,2,3\n", "has 3 numbers a row; the model takes 2"),
+        ("1,2\n3,x\n", "new.csv, line 2: could not convert string to float: 'x'"),
+        ("1,2\n3\n", "rows of one length"),
+        ("", "a row at least"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_by_its_line(mine, capsys, text, message):
+    config = Config(data="my_parts:table", model="my_parts:net", method="base", epochs=0, threads=1)
+    record = run(config, "run", keep_weights=True)
+    assert record.finished
+    (mine / "new.csv").write_text(text)
+    assert main(["predict", "run", "new.csv", "--model", "my_parts:net", "--data", "my_parts:table"]) == 1
+    assert message in capsys.readouterr().err
+
+
+# Exported ------------------------------------------------------------------------------------------------------------
+
+
+def test_exported_weights_load_by_safetensors_alone_and_carry_classes_and_normalisation(photos, tmp_path, capsys):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    out = tmp_path / "weights.safetensors"
+    assert main(["export", str(photos[0]), str(out)]) == 0
+    loaded = esam.load_run(photos[0])
+    tensors = load_file(out)
+    assert tensors.keys() == loaded.model.state_dict().keys()
+    assert all(torch.equal(tensors[name], value) for name, value in loaded.model.state_dict().items())
+    with safe_open(out, "pt") as file:
+        told = json.loads(file.metadata()["esam"])
+    assert told["classes"] == ["dark", "light"] and told["mean"] == loaded.record.data["mean"]
+    assert main(["export", str(photos[0]), str(tmp_path / "weights.pth")]) == 1
+    assert "must end in .safetensors or .onnx" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_exported_graph_gives_the_models_outputs_for_any_number_of_samples(photos, tmp_path):
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    from onnx.reference import ReferenceEvaluator
+
+    out = tmp_path / "model.onnx"
+    assert main(["export", str(photos[0]), str(out)]) == 0
+    loaded = esam.load_run(photos[0])
+    graph = ReferenceEvaluator(onnx.load(out))
+    inputs = loaded.read(sorted(photos[1].rglob("*.png"))).contiguous()
+    for count in (1, 5):
+        (given,) = graph.run(None, {"input": inputs[:count].numpy()})
+        # float32 on both sides, in another order of sums: some hundred roundings of 2**-24
+        torch.testing.assert_close(torch.from_numpy(given), loaded(inputs[:count]), rtol=1e-4, atol=1e-5)
+    assert json.loads((tmp_path / "model.onnx.json").read_text())["classes"] == ["dark", "light"]
+
+
+def test_a_task_tells_its_shape_and_type(mine):
+    import my_parts
+
+    from esam.train.facts import data_facts
+
+    facts = data_facts(my_parts.text())
+    assert (facts["shape"], facts["dtype"], facts["classes"]) == ([2], "torch.int64", ["no", "yes"])
+    assert isinstance(my_parts.text(), Task) and saved.WHICH.keys() == {"last", "best"}

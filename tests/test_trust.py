@@ -1,0 +1,284 @@
+"""Can a result be believed: were these the data, did the loss stay finite, and what was it trained with?"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from picture_makers import class_folders
+from torch import nn
+
+from esam.cli import main
+from esam.compare import Comparison, Launcher, plan
+from esam.compare.check import check
+from esam.compare.launch import divergences
+from esam.report import summarise
+from esam.report.results import results_sheet
+from esam.report.settings import common_and_differing, notes
+from esam.report.words import sentences
+from esam.train import Checkpoint, Config, Task, fit, run
+from esam.train.facts import data_facts
+from esam.train.record import RECORD_NAME, read_record
+
+TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=2, threads=1)
+WILD = dataclasses.replace(TINY, lr=1e30, epochs=5)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("ESAM_DATA", raising=False)
+        yield
+
+
+def files(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+# The data ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_tells_counts_classes_shape_and_normalisation_of_its_data(tmp_path):
+    photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
+    told = run(dataclasses.replace(TINY, data=str(photos), train_size=None), tmp_path / "run").data
+    assert (told["train"], told["test"], told["classes"], told["shape"]) == (8, 2, ["cats", "dogs"], [3, 8, 8])
+    assert len(told["mean"]) == len(told["std"]) == 3 and told["mean"][1:] == [0, 1]  # no green, all the blue
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(tmp_path, finished):
+    photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
+    config = dataclasses.replace(TINY, data=str(photos), train_size=None)
+
+    def stop(metrics):
+        if not finished and metrics["epoch"] == 2:
+            raise KeyboardInterrupt
+
+    try:
+        run(config, tmp_path / "run", watch=stop)
+    except KeyboardInterrupt:
+        assert not finished
+    before = files(tmp_path / "run")
+    (photos / "dogs" / "more.png").write_bytes((photos / "cats" / "000.png").read_bytes())
+    with pytest.raises(ValueError, match="data have changed .* then 8 training and 2 .* now 9 training and 2"):
+        run(config, tmp_path / "run")
+    assert files(tmp_path / "run") == before
+
+
+def test_a_comparison_of_changed_data_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
+    config = dataclasses.replace(TINY, data=str(photos), train_size=None, epochs=1)
+    runs = plan(Comparison(config, ("base",), (0, 1)), tmp_path / "out")
+    run(runs[0].config, runs[0].folder)
+    (photos / "dogs" / "000.png").write_bytes((photos / "cats" / "005.png").read_bytes())
+    with pytest.raises(ValueError, match="the data have changed since the run in"):
+        check(runs)
+
+
+def test_the_same_pictures_in_another_folder_are_the_same_data(tmp_path):
+    facts = []
+    for name in ("here", "there"):
+        photos = class_folders(tmp_path / name, {"cats": 6, "dogs": 4})
+        facts.append(run(dataclasses.replace(TINY, data=str(photos), train_size=None, epochs=0), tmp_path / "run"))
+        (tmp_path / "run" / RECORD_NAME).unlink()
+    assert facts[0].data == facts[1].data
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Pairs whose inputs differ each time, as with augmentation."""
+
+    def __init__(self, targets):
+        self.targets = targets
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, row):
+        return torch.randn(3), self.targets[row]
+
+
+def test_a_dataset_that_augments_has_a_steady_fingerprint_that_follows_its_targets():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    one, again, other = (data_facts(Task(Noisy(t), Noisy([0]))) for t in ([0, 1, 2], [0, 1, 2], [0, 1, 1]))
+    assert one == again and one["fingerprint"] != other["fingerprint"]
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_single_changed_number_of_a_tensor_changes_the_fingerprint():
+    x, y = torch.zeros(50, 4), torch.zeros(50, dtype=torch.long)
+    before = data_facts(Task((x, y), (x, y)))["fingerprint"]
+    changed = x.clone()
+    changed[31, 2] = 1e-30
+    assert data_facts(Task((changed, y), (x, y)))["fingerprint"] != before
+    assert data_facts(Task((x, y), (changed, y)))["fingerprint"] != before
+
+
+def test_an_old_record_without_facts_of_its_data_still_counts(tmp_path):
+    record = run(TINY, tmp_path)
+    path = tmp_path / RECORD_NAME
+    text = path.read_text()
+    path.write_text(text.replace('"data": {"fingerprint"', '"once": {"fingerprint"', 1))
+    assert read_record(path).data is None
+    assert run(TINY, tmp_path).end == record.end
+
+
+# What takes effect ---------------------------------------------------------------------------------------------------
+
+
+def test_a_record_tells_the_settings_that_took_effect_and_the_report_shows_them(tmp_path):
+    record = run(dataclasses.replace(TINY, method="esam", epochs=1), tmp_path)
+    assert record.config["settings"] == {}  # as it was asked
+    told = record.run["effective"]
+    assert told["method"] | {"rho": 0.05, "beta": 0.6, "gamma": 0.5, "ranking": "exact"} == told["method"]
+    assert told["base"] | {"lr": 0.1, "momentum": 0.9, "nesterov": False} == told["base"]
+    common, _ = common_and_differing([record])
+    assert ("gamma", "0.5") in common.rows
+
+
+# A loss that is no number --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lost(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lost")
+    return run(WILD, folder, measures={"sharpness": lambda *_: 1.0}), folder
+
+
+def test_a_loss_that_is_not_finite_ends_a_run_as_diverged_with_what_to_change(lost):
+    record, _ = lost
+    assert record.diverged and not record.finished
+    assert record.last_epoch < WILD.epochs and record.epochs[-1]["train_loss"] is None
+    assert record.end["error"] == f"the loss was not finite in epoch {record.last_epoch}; lower lr (1e+30)"
+    assert "sharpness" not in record.end and record.end["test_accuracy"]["last"] is not None
+
+
+def test_a_diverged_run_is_neither_repeated_nor_extended(lost):
+    record, folder = lost
+    assert run(WILD, folder, watch=lambda _: pytest.fail("it ran again")) == record
+    with pytest.raises(ValueError, match="diverged in epoch .* more epochs cannot help"):
+        run(dataclasses.replace(WILD, epochs=9), folder)
+
+
+def test_a_run_that_is_lost_in_its_very_last_steps_is_diverged_too(tmp_path):
+    record = run(dataclasses.replace(WILD, batch_size=200, epochs=1), tmp_path)  # one step: its loss is at the start
+    assert record.epochs[0]["train_loss"] is not None and record.diverged
+
+
+def test_the_table_and_the_sentences_say_diverged(lost, tmp_path):
+    good = run(dataclasses.replace(TINY, seed=1), tmp_path)
+    (both,) = summarise([lost[0], dataclasses.replace(good, run=good.run | {"config": lost[0].config})]).values()
+    assert results_sheet(both).rows[0][2].endswith("; 1 diverged")
+    assert "SGD diverged with seed 0." in sentences(both)
+    (alone,) = summarise([lost[0]]).values()
+    assert results_sheet(alone, columns=["Test acc., %"]).rows == (("SGD", "1 diverged"),)
+    assert "lower lr" in alone[0].group.left_out()[0]
+
+
+def test_train_and_compare_end_with_a_code_that_is_not_0_when_a_run_diverges(tmp_path, capsys):
+    words = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--batch-size", "50", "--epochs", "2"]
+    words += ["--threads", "1", "--lr", "1e30"]
+    assert main(["train", *words, "--method", "base", "--out", str(tmp_path / "one")]) == 1
+    assert "SGD diverged: the loss was not finite in epoch" in capsys.readouterr().err
+    assert main(["compare", *words, "--methods", "base", "--seeds", "0", "--out", str(tmp_path / "many")]) == 1
+    out, err = capsys.readouterr()
+    assert "1 of 1 runs diverged:\n  SGD, seed 0: the loss was not finite" in err
+    assert "1 diverged" in out and (tmp_path / "many" / "report.html").exists()
+
+
+def test_the_launcher_does_not_repeat_a_diverged_run(tmp_path, monkeypatch):
+    (planned,) = plan(Comparison(WILD, ("base",), (0,)), tmp_path)
+    run(planned.config, planned.folder)
+    monkeypatch.setattr("esam.compare.launch._start", None)  # starting anything would fail
+    Launcher([planned])()
+    assert len(divergences([planned])) == 1
+
+
+def test_fit_keeps_the_last_good_checkpoint_when_the_loss_is_lost(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(2, 2)
+    good, bad = (torch.randn(4, 2), torch.tensor([0, 1, 0, 1])), (torch.full((4, 2), math.nan), torch.zeros(4).long())
+
+    class Batches:
+        def __len__(self):
+            return 1
+
+        def epoch(self, number):
+            return iter([good if number < 3 else bad])
+
+    progress = fit(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        Batches(),
+        epochs=9,
+        checkpoint=Checkpoint(tmp_path),
+    )
+    assert progress.diverged and progress.epoch == 3
+    state = Checkpoint(tmp_path).load()
+    assert state["progress"]["epoch"] == 2 and torch.isfinite(state["model"]["weight"]).all()
+
+
+# Numbers out of range ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"budget": math.nan}, "budget must be a finite number of seconds above 0, got nan"),
+        ({"budget": math.inf}, "budget must be a finite number of seconds above 0, got inf"),
+        ({"budget": 0.0}, "budget must be more than 0 seconds"),
+        ({"budget": -1.0}, "budget must be a finite number of seconds above 0, got -1"),
+        ({"lr": math.nan}, "lr must be a finite number of 0 or more, got nan"),
+        ({"lr": math.inf}, "lr must be a finite number of 0 or more, got inf"),
+        ({"lr": -0.1}, "lr must be a finite number of 0 or more, got -0.1"),
+        ({"momentum": 1.0}, r"momentum must be in \[0, 1\), got 1"),
+        ({"weight_decay": math.nan}, "weight_decay must be a finite number of 0 or more, got nan"),
+        ({"epochs": -1}, "epochs must be 0 or more, got -1"),
+        ({"evaluate_every": 0}, "evaluate_every must be 1 epoch or more, got 0"),
+        ({"threads": 100_000}, "threads must be at most 1024, got 100000"),
+        ({"label_noise": math.nan}, r"label_noise is a share and must be in \[0, 1\], got nan"),
+        ({"method": "sam", "settings": {"rho": math.nan}}, "rho must be"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_before_a_folder_is_made(tmp_path, change, message):
+    with pytest.raises(ValueError, match=message):
+        run(dataclasses.replace(TINY, **change), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# More epochs ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_constant_rate_extended_is_bit_for_bit_as_long_from_the_start(tmp_path):
+    short = dataclasses.replace(TINY, schedule="constant", method="esam")
+    long = dataclasses.replace(short, epochs=4)
+    run(short, tmp_path / "run")
+    seen = []
+    extended = run(long, tmp_path / "run", watch=seen.append)
+    whole = run(long, tmp_path / "whole")
+    assert [line["epoch"] for line in seen] == [3, 4]
+    assert [e["train_loss"] for e in extended.epochs] == [e["train_loss"] for e in whole.epochs]
+    assert extended.end["train_loss"] == whole.end["train_loss"]
+    assert extended.run["id"] == whole.run["id"] and extended.config == whole.config
+
+
+def test_an_extended_run_says_so_and_stands_for_no_other(tmp_path):
+    run(TINY, tmp_path / "run")
+    longer = dataclasses.replace(TINY, epochs=4)
+    record = run(longer, tmp_path / "run")
+    assert record.finished and record.run["extended"] == [2] and record.last_epoch == 4
+    assert notes([record]) == ["SGD was trained for 2 epochs, then extended to 4: another learning rate."]
+    (planned,) = plan(Comparison(longer, ("base",), (0,)), tmp_path)
+    assert planned.folder != tmp_path / "run"  # a comparison does not take it for 4 epochs from the start
+    assert run(longer, tmp_path / "run") == record
+
+
+def test_a_run_without_a_checkpoint_is_not_extended_and_keeps_its_record(tmp_path):
+    run(TINY, tmp_path)
+    for path in tmp_path.glob("checkpoint*"):
+        path.unlink()
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match="holds no checkpoint to go on from"):
+        run(dataclasses.replace(TINY, epochs=4), tmp_path)
+    assert files(tmp_path) == before
