@@ -6,11 +6,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware
+    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, take
 
     __version__: str
 
-__all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "LookSAM", "SharpnessAware", "__version__"]
+__all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "LookSAM", "SharpnessAware", "__version__", "take"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,5 +7,18 @@ from .methods.sam import ASAM, SAM
 from .ranking import Candidates
 from .registry import METHODS, RECOMMENDED, Method
 from .step import SharpnessAware
+from .taking import take
 
-__all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "Base", "Candidates", "LookSAM", "Method", "SharpnessAware"]
+__all__ = [
+    "ASAM",
+    "ESAM",
+    "METHODS",
+    "RECOMMENDED",
+    "SAM",
+    "Base",
+    "Candidates",
+    "LookSAM",
+    "Method",
+    "SharpnessAware",
+    "take",
+]
