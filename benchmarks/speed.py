@@ -1,9 +1,10 @@
 """What does a step cost, beside SAM's, SGD's and what others pay? All in one run, interleaved; memory apart.
 
-    python benchmarks/speed.py resnet18 [--rounds 20] [--out results/speed]
-    python benchmarks/speed.py vit-tiny
+    python benchmarks/speed.py resnet18 [--rounds 20] [--memory base sam slicesam] [--out results/speed]
+    python benchmarks/speed.py vit-tiny --peers
 
-Needs pytorch_optimizer for its SAM (the extra bench).
+Every method of the registry; or, with --peers, forms of ESAM and what others pay, beside ours. The latter needs
+pytorch_optimizer for its SAM (the extra bench).
 """
 
 import argparse
@@ -20,17 +21,19 @@ from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.report.sheets import as_text
 
-TIMED = (*METHODS, *FORMS, "pytorch_optimizer")
+BESIDE_PEERS = ("base", "base-part", "sam", "asam", "looksam", "esam", "esam-swp", "esam-sds", "esam-random")
 
 
-def main(bench, out):
-    contenders = {**{name: contender(name) for name in TIMED}, **PEERS}
+def main(bench, peers, memory, out):
+    names = (*BESIDE_PEERS, *FORMS, "pytorch_optimizer") if peers else METHODS
+    contenders = {**{name: contender(name) for name in names}, **(PEERS if peers else {})}
     out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{'peers-' if peers else ''}{bench.model}.json"
     result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))
-    write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
-    for name, row in result["contenders"].items():
-        row["memory"] = peak_memory(bench, contenders[name])
-    write_atomically(out / f"{bench.model}.json", (json.dumps(result, indent=1) + "\n").encode())
+    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+    for name in memory:
+        result["contenders"][name]["memory"] = peak_memory(bench, contenders[name])
+    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     print(as_text(steps_sheet(result)))
 
 
@@ -38,6 +41,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--peers", action="store_true", help="forms of ESAM and other people's steps")
+    parser.add_argument("--memory", nargs="*", default=(), help="whose memory is measured too")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     arguments = parser.parse_args()
-    main(Bench(model=arguments.model, rounds=arguments.rounds), arguments.out)
+    main(Bench(model=arguments.model, rounds=arguments.rounds), arguments.peers, arguments.memory, arguments.out)

@@ -19,7 +19,7 @@ from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
 from esam.frontier import tables as frontier_tables  # noqa: E402
 from esam.frontier.standings import overall, read_map, regime_title  # noqa: E402
-from esam.optim import METHODS  # noqa: E402
+from esam.optim import METHODS, RECOMMENDED  # noqa: E402
 from esam.report import summarise  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
 from esam.report.sheets import Sheet, as_markdown  # noqa: E402
@@ -52,14 +52,11 @@ def results(folder: str, noise: float) -> str:
 def headline() -> str:
     """Return the README's table: accuracy on two tasks, and what a step takes on two models."""
     clean, noisy = ({m.group.method: m for m in summaries("cifar10/runs", noise)} for noise in (CLEAN, NOISY))
-    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
+    over_base, over_sam = step_times("base"), step_times("sam")
 
     def accuracy(found: dict[str, Any], name: str) -> str:
         spread = found[name].accuracy
         return f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
-
-    def ratio(name: str, other: str) -> str:
-        return " / ".join(f"{time[name][f'time / {other}']['of totals']:.2f}" for time in times)
 
     rows = [
         (
@@ -67,13 +64,31 @@ def headline() -> str:
             accuracy(clean, name),
             f"{100 * clean[name].train_accuracy.mean:.0f}",
             accuracy(noisy, name),
-            ratio(name, "base"),
-            ratio(name, "sam"),
+            over_base[name],
+            over_sam[name],
         )
         for name in METHODS
         if name in clean and name in noisy
     ]
     head = ("", "CIFAR-10, %", "of it fitted, %", "20 % wrong labels, %", "time / SGD", "time / SAM")
+    return as_markdown(Sheet("", head, tuple(rows)))
+
+
+def step_times(other: str = "base") -> dict[str, str]:
+    """Return by method what a step takes on both models, in the time of another's."""
+    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
+    return {name: " / ".join(f"{time[name][f'time / {other}']['of totals']:.2f}" for time in times) for name in METHODS}
+
+
+def recommended_speed() -> str:
+    """Return what a step of the recommended method, of SAM and of ESAM takes on both models."""
+    times = {name: record(f"speed/{name}.json") for name in ("resnet18", "vit-tiny")}
+    rows = []
+    for name in (RECOMMENDED, "sam", "esam"):
+        ratios = [time["contenders"][name]["time / base"] for time in times.values()]
+        told = ["{of totals:.2f} ({interval[0]:.2f} to {interval[1]:.2f}, n = {n})".format(**ratio) for ratio in ratios]
+        rows.append((METHODS[name].named("SGD"), f"{METHODS[name].units() / 3:.2f}", *told))
+    head = ("Time of a step / SGD's", "counted", "ResNet-18", "ViT")
     return as_markdown(Sheet("", head, tuple(rows)))
 
 
@@ -88,12 +103,8 @@ def studied() -> str:
 
 
 def _rows(*kinds: str) -> str:
-    rows = []
-    for name, row in ((name, row) for name, row in METHODS.items() if row.kind in kinds):
-        own = ", ".join(f"{key}={value}" for key, value in row.settings.items())
-        built = f"`{row.build.__name__}(..., {own})`" if own else f"`{row.build.__name__}`"
-        rows.append((f"`{name}`", built, row.summary, f"{row.units():.3g}"))
-    return as_markdown(Sheet("", ("name", "class", "what a step does", "cost"), tuple(rows)))
+    rows = [(f"`{name}`", row.summary, f"{row.units():.3g}") for name, row in METHODS.items() if row.kind in kinds]
+    return as_markdown(Sheet("", ("name", "what a step does", "cost"), tuple(rows)))
 
 
 def claims() -> str:
@@ -142,21 +153,25 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "methods": methods,
     "studied": studied,
     "claims": claims,
-    "steps-resnet18": lambda: as_markdown(steps_sheet(record("speed/resnet18.json"))),
-    "steps-vit-tiny": lambda: as_markdown(steps_sheet(record("speed/vit-tiny.json"))),
+    **{
+        f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
+        for name in ("resnet18", "vit-tiny", "peers-resnet18", "peers-vit-tiny")
+    },
     "toy": toy,
     "wrapper": wrapper,
     "demo": lambda: results("demo", 0.3),
     "cifar10": lambda: results("cifar10/runs", CLEAN),
     "cifar10-noisy": lambda: results("cifar10/runs", NOISY),
     "cifar100": lambda: results("cifar100/runs", CLEAN),
-    "frontier-short": lambda: frontier(lambda found: frontier_tables.short_sheet(overall(found))),
+    "frontier-short": lambda: frontier(lambda found: frontier_tables.short_sheet(overall(found), step_times())),
     "frontier": lambda: frontier(lambda found: frontier_tables.overall_sheet(overall(found))),
     "frontier-findings": lambda: frontier(lambda found: "\n".join(f"- {t}" for t in frontier_tables.findings(found))),
     "frontier-accuracy": lambda: frontier(frontier_tables.accuracy_sheet),
     "frontier-regimes": lambda: frontier(frontier_tables.regimes_sheet),
     "frontier-entrants": lambda: as_markdown(frontier_tables.entrants_sheet()),
     "frontier-screening": lambda: frontier(frontier_tables.screening_sheet),
+    "beside-recommended": lambda: frontier(lambda found: frontier_tables.beside_sheet(found, "slicesam-fixed")),
+    "recommended-speed": recommended_speed,
     "frontier-details": lambda: frontier(frontier_details),
 }
 

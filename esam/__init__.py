@@ -6,11 +6,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, take
+    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, SliceSAM, take
 
     __version__: str
 
-__all__ = ["ASAM", "ESAM", "METHODS", "RECOMMENDED", "SAM", "LookSAM", "SharpnessAware", "__version__", "take"]
+__all__ = [
+    "ASAM",
+    "ESAM",
+    "METHODS",
+    "RECOMMENDED",
+    "SAM",
+    "LookSAM",
+    "SharpnessAware",
+    "SliceSAM",
+    "__version__",
+    "take",
+]
 
 
 def __getattr__(name: str) -> Any:

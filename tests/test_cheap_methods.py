@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
@@ -197,6 +198,18 @@ def test_a_ranked_slice_has_the_highest_scores_and_runs_at_theta_again():
         return [b + m - s for b, m, s in zip(whole, moved, part, strict=True)]
 
     assert_same(p.weights, by_hand(gradient, 1))
+
+
+def test_a_size_that_has_to_be_found_out_is_told_once():
+    p = problem()
+    optimizer = SliceSAM(sgd(p.model), p.model, radius="constant")
+    with pytest.warns(UserWarning, match=r"pass batch_size=len\(x\) beside the closure"):
+        optimizer.step(p.closure)
+    assert len(p.calls) == 4  # the size, the slice, the rest, the slice at theta + eps
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step(p.closure)
+        SliceSAM(sgd(p.model), p.model).step(p.closure, batch_size=12)
 
 
 def test_ranking_a_slice_by_what_eps_does_is_refused():

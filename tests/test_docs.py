@@ -81,9 +81,10 @@ def test_the_pages_for_a_start_and_for_choosing_run_as_printed():
     scope = snippets.run("index.md", {"loader": [(x, x[:, :10].argmax(1))] * 2})
     assert torch.isfinite(scope["loss"])
     snippets.run("choosing.md", scope)
+    snippets.run("slicesam.md", scope)
 
 
 def test_no_page_prints_code_that_no_test_runs():
     """Blocks marked py show other packages' code."""
     printed = {page.name for page in (ROOT / "docs").glob("*.md") if "```python\n" in page.read_text()}
-    assert printed <= {"index.md", "choosing.md", "trainers.md", "peers.md"}
+    assert printed <= {"index.md", "choosing.md", "slicesam.md", "trainers.md", "peers.md"}

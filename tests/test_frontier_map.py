@@ -8,9 +8,10 @@ from frontier_records import write_arena, write_run
 from esam.cli import main
 from esam.frontier.figure import draw_map
 from esam.frontier.page import marks_of, write_map
-from esam.frontier.standings import front, front_shares, overall, read_map, resampled_interval, shared, under_sam
+from esam.frontier.standings import behind, front, front_shares, overall, read_map, resampled_interval, shared
 from esam.frontier.tables import (
     accuracy_sheet,
+    beside_sheet,
     findings,
     overall_sheet,
     regime_sheet,
@@ -18,6 +19,7 @@ from esam.frontier.tables import (
     screening_sheet,
     short_sheet,
 )
+from esam.report.words import ABSENT
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +105,24 @@ def test_sam_is_kept_where_the_difference_is_no_more_than_seeds_differ(tmp_path)
     write_three(tmp_path, "fits", base=(0.50, 0.54), sam=(0.53, 0.53), esam=(0.52, 0.52))
     write_three(tmp_path, "vit", base=(0.50, 0.501), sam=(0.53, 0.53), esam=(0.52, 0.52))
     found = read_map(tmp_path)
-    assert under_sam(found, "esam") == ["vit"]
+    assert behind(found, "esam") == ["vit"]
+    assert behind(found, "esam", "base") == behind(found, "sam", "base") == []
+    assert behind(found, "base") == ["vit"]
     assert {one.entrant: one.keeps_sam for one in overall(found)} == {"base": 1, "sam": 2, "esam": 1}
     told = findings(found)
     assert "No cheaper method keeps" in told[0]
-    assert told[1].endswith("under SAM by more than seeds differ in: ViT (AdamW).")
+    assert told[1].endswith("by more than seeds differ under SAM in ViT (AdamW) and under the base in no regime.")
+
+
+def test_an_entrant_stands_beside_the_best_control_and_is_above_level_or_under_by_the_spread_of_seeds(tmp_path):
+    write_three(tmp_path, "fits", base=(0.50, 0.54), sam=(0.53, 0.53), esam=(0.52, 0.52))
+    write_three(tmp_path, "vit", base=(0.50, 0.501), sam=(0.53, 0.53), esam=(0.52, 0.52))
+    write_three(tmp_path, "text", base=(0.50, 0.501), sam=(0.53, 0.53), esam=(0.54, 0.54))
+    for regime in ("fits", "vit", "text"):
+        write_run(tmp_path, regime, "base-long", 0, 0.6)
+    rows = beside_sheet(read_map(tmp_path), "esam").rows
+    assert [row[-1] for row in rows] == ["-1.0 ± 0.0, level", "-1.0 ± 0.0, under", "+1.0 ± 0.0, above"]
+    assert rows[0][2] == "60.0 (SGD, twice as long)"
 
 
 def test_who_keeps_sam_everywhere_for_less_is_named(tmp_path):
@@ -134,7 +149,9 @@ def test_every_table_has_a_row_for_whom_it_is_about(whole):
         "ViT (AdamW)",
         "Text (AdamW)",
     ]
-    assert {"Base", "SAM", "ESAM"} <= {row[0] for row in short_sheet(overall(found)).rows}
+    short = {row[0]: row for row in short_sheet(overall(found), {"sam": "1.9 / 2.0"}).rows}
+    assert {"Base", "SAM", "ESAM"} <= short.keys()
+    assert (short["SAM"][2], short["ESAM"][2]) == ("1.9 / 2.0", ABSENT)
 
 
 def test_entrants_have_colours_of_their_own(whole):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import tyro
 
+from esam.compare.plan import DEFAULT_METHODS
 from esam.train.config import Config
 
 from .parsing import parse_run, settings_by_method, take_recipe
@@ -17,7 +18,7 @@ class CompareOptions:
     """Several methods and seeds on the same data, order, initial weights and budget. Interrupted, it resumes."""
 
     config: tyro.conf.OmitArgPrefixes[Config]
-    methods: tuple[str, ...] = ("base", "sam", "esam")
+    methods: tuple[str, ...] = DEFAULT_METHODS
     """Methods to compare, by their names in `esam methods`; base is the base optimizer alone."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run of each method for each seed."""

@@ -18,6 +18,8 @@ from esam.train.names import did_you_mean
 from esam.train.record import RECORD_NAME, RunRecord, read_first_line, read_record
 
 CONFIG_NAME = "config.json"
+DEFAULT_METHODS = ("base", "sam", "esam", "slicesam")
+"""What is compared where nobody says: the base, what costs twice as much, and what costs less."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Comparison:
     """Methods and seeds that share one configuration: the same data, order, initial weights and budget for each."""
 
     config: Config
-    methods: tuple[str, ...] = ("base", "sam", "esam")
+    methods: tuple[str, ...] = DEFAULT_METHODS
     seeds: tuple[int, ...] = (0, 1, 2)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What differs for a method, as in ``{"sam": {"rho": 0.1}}``."""

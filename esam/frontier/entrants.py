@@ -54,6 +54,13 @@ _ALL = (
     Entrant("base-long", "base", "{base}, twice as long", length=2, control=True),
     Entrant("base-small", "base", "{base}, batches of half the size", batch=0.5, control=True),
     Entrant("base-half", "base-part", "{base} on half of each batch", {"gamma": 0.5}, control=True),
+    Entrant(
+        "base-pieces",
+        "slicesam",
+        "{base} in SliceSAM's pieces",
+        {"rho": 1e-6, "radius": "constant"},
+        control=True,
+    ),
     Entrant("base-ema", "base-ema", knob="decay", values=(0.98, 0.99), control=True),
     _radius("sam-short", 0.1, method="sam", title="SAM, half as long", length=0.5, control=True),
     _radius("sam", 0.1),
@@ -88,5 +95,19 @@ _ALL = (
 ENTRANTS: dict[str, Entrant] = {row.name: row for row in _ALL if row.method in METHODS}
 """By name; a row whose method the registry lacks takes no part."""
 
-PROTECTED = ("sam", "esam", "slicesam", "slicesam-fixed", "looksam", "esam-random")
+PROTECTED = (
+    "sam",
+    "asam",
+    "looksam",
+    "esam",
+    "esam-swp",
+    "esam-random",
+    "slicesam",
+    "slicesam-fixed",
+    "msam",
+    "sam-on",
+    "sam-late",
+    "ae-sam",
+    "saf",
+)
 """Published methods and our own lead: they are reported on wherever they end."""

@@ -13,6 +13,8 @@ from .page import Mark, marks_of
 from .standings import Map, Overall, Standing, front, overall, regime_title, shared, standard_error
 
 COLUMNS = 4
+DEPTH = 5.0
+"""Points of accuracy under the base that a panel still shows."""
 QUIET = "#9aa3ad"
 
 
@@ -74,6 +76,7 @@ def _explain(axes: Any, found: Map, names: Sequence[str], regimes: Sequence[str]
         "dots: methods; squares: controls\n"
         "large: the names in bold, with one standard error\n"
         "line: nothing as cheap is as accurate\n"
+        f"cut off: more than {DEPTH:g} points under the base\n"
         f"means of {count} seeds, last epoch; processor time"
     )
     axes.set_axis_off()
@@ -96,6 +99,9 @@ def _draw_regime(axes: Any, title: str, rows: Sequence[Standing], marks: Mapping
     axes.grid(True)
     axes.tick_params(labelsize=7)
     axes.margins(0.08)
+    lowest = named["base"].last.mean - DEPTH
+    if axes.get_ylim()[0] < lowest:
+        axes.set_ylim(bottom=lowest)
 
 
 def _dot(axes: Any, x: float, y: float, colour: str, *, control: bool, size: float) -> None:

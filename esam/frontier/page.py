@@ -16,6 +16,7 @@ from esam.report.page import filled_page, provenance
 from esam.report.sheets import Sheet
 from esam.report.templates import write_html
 
+from .entrants import ENTRANTS
 from .standings import Map, Overall, Standing, front, overall, regime_title, standard_error
 from .tables import overall_sheet, regime_sheet, regime_words, screening_sheet
 
@@ -66,7 +67,8 @@ def marks_of(found: Map) -> dict[str, Mark]:
         if name != one.method and one.method in rows:
             variants[one.method] = variants.get(one.method, 0) + 1
             own = _tint(own, variants[one.method])
-        marks[name] = Mark(f"g{number}", one.title, own, name == "base")
+        title = ENTRANTS[name].named("Base") if name in ENTRANTS else one.title
+        marks[name] = Mark(f"g{number}", title, own, name == "base")
     return marks
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 from esam.optim import METHODS
 from esam.report.summaries import Spread, spread_of
@@ -118,7 +118,7 @@ def overall(found: Map) -> list[Overall]:
             [rows[regime][name] for regime in regimes],
             [by_regime[regime][name] for regime in regimes],
             fmean(shares[regime][name] for regime in regimes),
-            len(regimes) - len(under_sam(found, name)),
+            len(regimes) - len(behind(found, name)),
         )
         for name in names
     ]
@@ -239,13 +239,13 @@ def _overall(rows: Sequence[Standing], placed: Sequence[float], on_front: float,
     )
 
 
-def under_sam(found: Map, name: str) -> list[str]:
-    """Return the shared regimes in which an entrant is under SAM by more than seeds differ there."""
+def behind(found: Map, name: str, other: Literal["base", "sam"] = "sam") -> list[str]:
+    """Return the shared regimes in which an entrant is under SAM, or the base, by more than seeds differ there."""
     names, regimes = shared(found)
     lost = []
     for regime in regimes:
         rows = {one.entrant: one for one in found[regime] if one.entrant in names}
-        difference = rows[name].over_sam
+        difference = rows[name].over_sam if other == "sam" else rows[name].over_base
         if difference is not None and difference.mean < -pooled_deviation(list(rows.values())):
             lost.append(regime)
     return lost

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from esam.report.settings import readable
@@ -14,7 +14,18 @@ from esam.train.runs import BASE_TITLES
 
 from .entrants import ENTRANTS
 from .regimes import REGIMES
-from .standings import Map, Overall, Standing, front_shares, overall, regime_title, shared, standard_error, under_sam
+from .standings import (
+    Map,
+    Overall,
+    Standing,
+    behind,
+    front_shares,
+    overall,
+    pooled_deviation,
+    regime_title,
+    shared,
+    standard_error,
+)
 
 
 def with_error(spread: Spread | None, decimals: int = 1, *, sign: bool = False) -> str:
@@ -90,14 +101,44 @@ def overall_sheet(rows: Sequence[Overall], title: str = "") -> Sheet:
     return Sheet(title, head, tuple(lines))
 
 
-def short_sheet(rows: Sequence[Overall], best: int = 3) -> Sheet:
-    """Give the base, SAM and ESAM beside the best methods by mean rank: what fits a first page."""
+def short_sheet(rows: Sequence[Overall], steps: Mapping[str, str], best: int = 3) -> Sheet:
+    """Give the base, SAM and ESAM beside the best methods by mean rank: what fits a first page.
+
+    ``steps`` tells by method what a step takes on larger nets.
+    """
     methods = [one.entrant for one in rows if not one.control]
-    shown = {"base", "sam", "esam", *methods[:best]}
-    whole = overall_sheet([one for one in rows if one.entrant in shown])
-    columns = [whole.head.index(name) for name in ("Entrant", "Time", "Mean rank", "Over base", "Keeps SAM")]
+    shown = [one for one in rows if one.entrant in {"base", "sam", "esam", *methods[:best]}]
+    whole = overall_sheet(shown)
+    columns = [whole.head.index(name) for name in ("Entrant", "Cost", "Mean rank", "Over base", "Keeps SAM")]
     head, *lines = ([row[column] for column in columns] for row in (whole.head, *whole.rows))
-    return Sheet("", tuple(head), tuple(map(tuple, lines)))
+    times = [steps.get(ENTRANTS[one.entrant].method, ABSENT) for one in shown]
+    told = [(*line[:2], time, *line[2:]) for line, time in zip(lines, times, strict=True)]
+    return Sheet("", (*head[:2], "Step on ResNet-18 / ViT", *head[2:]), tuple(told))
+
+
+def beside_sheet(found: Map, name: str) -> Sheet:
+    """Give one entrant beside the base, the best control and SAM in every regime, with a word on SAM's accuracy."""
+    _, regimes = shared(found)
+    lines = []
+    for regime in regimes:
+        rows = {one.entrant: one for one in found[regime]}
+        own, deviation = rows[name], pooled_deviation(found[regime])
+        control = max((one for one in rows.values() if one.control), key=lambda one: one.last.mean)
+        behind = 0.0 if own.over_sam is None else own.over_sam.mean
+        word = "above" if behind > deviation else "under" if behind < -deviation else "level"
+        lines.append(
+            (
+                regime_title(regime),
+                with_error(rows["base"].last),
+                f"{with_error(control.last)} ({control.title})",
+                with_error(rows["sam"].last),
+                with_error(own.last),
+                with_error(own.over_base, sign=True),
+                f"{with_error(own.over_sam, sign=True)}, {word}",
+            )
+        )
+    head = ("Regime", "Base, %", "Best control, %", "SAM, %", "It, %", "Over base", "Over SAM")
+    return Sheet(f"{ENTRANTS[name].named('Base')} in every regime", head, tuple(lines))
 
 
 def regimes_sheet(found: Map) -> Sheet:
@@ -145,14 +186,19 @@ def findings(found: Map) -> list[str]:
         told.append(f"No cheaper method keeps SAM's accuracy in every regime. Closest, with the base's time: {listed}.")
     for name in ("esam", *(name for name in names if name.startswith("slicesam"))):
         if name in rows:
-            lost = "; ".join(map(regime_title, under_sam(found, name)))
+            under_sam, under_base = (_titles(behind(found, name, other)) for other in ("sam", "base"))
             told.append(
                 f"{rows[name].title}: {rows[name].time:.2f} times the base's time, mean rank "
-                f"{rows[name].rank.mean:.1f}, under SAM by more than seeds differ in: {lost or 'no regime'}."
+                f"{rows[name].rank.mean:.1f}, by more than seeds differ under SAM in {under_sam} and under the base in "
+                f"{under_base}."
             )
     controls = "; ".join(f"{one.title} {one.rank.mean:.1f}" for one in rows.values() if one.control)
     told.append(f"Mean ranks of the controls among {len(rows)}: {controls}. SAM's is {rows['sam'].rank.mean:.1f}.")
     return told
+
+
+def _titles(regimes: Sequence[str]) -> str:
+    return "; ".join(map(regime_title, regimes)) or "no regime"
 
 
 def screening_sheet(found: Map) -> Sheet:

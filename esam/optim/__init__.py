@@ -4,6 +4,7 @@ from .methods.base import Base
 from .methods.esam import ESAM
 from .methods.looksam import LookSAM
 from .methods.sam import ASAM, SAM
+from .methods.slicesam import SliceSAM
 from .ranking import Candidates
 from .registry import METHODS, RECOMMENDED, Method
 from .step import SharpnessAware
@@ -20,5 +21,6 @@ __all__ = [
     "LookSAM",
     "Method",
     "SharpnessAware",
+    "SliceSAM",
     "take",
 ]

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from .ascent import Eps, l2_ascent
 from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece, without_graph
 from .buffers import Buffers, has_batch_statistics, kept_buffers
-from .checks import checked_count, checked_number, refuse_dropped_batches
+from .checks import checked_count, checked_number, refuse_dropped_batches, warn_caller
 from .combine import added
 from .graph import graph_of
 from .parallel import Gradients, refusing_hidden_replicas
@@ -74,7 +74,7 @@ class SharpnessAware(Wrapper):
         self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
         self._step: Step | None = None
-        self._rounding_checked = False
+        self._rounding_checked = self._size_warned = False
 
     @staticmethod
     def idle(settings: Mapping[str, Any]) -> set[str]:
@@ -322,6 +322,12 @@ class SharpnessAware(Wrapper):
         if size is None:
             with kept_buffers(self.model), self.parallel.unsynchronised():
                 size = whole.measured_size()
+            if not self._size_warned:
+                self._size_warned = True
+                warn_caller(
+                    "a part of the batch runs apart, and a forward pass finds out how large the batch is; "
+                    "pass batch_size=len(x) beside the closure to save that pass"
+                )
         if parted == "drawn":
             yield from self._in_parts(step, replace(whole, size=size), size)
             return

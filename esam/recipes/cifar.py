@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from esam.compare.plan import Comparison
 from esam.train.config import Config
 
-METHODS = ("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random")
+METHODS = ("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "slicesam")
 SEARCHED = ("sam", "esam", "esam-swp", "esam-sds")
-"""Methods whose rho was searched for; esam-random takes 0.05, untuned."""
+"""Methods whose rho was searched for; esam-random takes 0.05, untuned, and slicesam its default."""
 RHOS = (0.05, 0.1, 0.2)
 
 
@@ -24,7 +26,7 @@ def cifar10_small() -> Comparison:
         evaluate_every=10,
         threads=1,
     )
-    return Comparison(config, METHODS, settings={method: {"rho": 0.05} for method in METHODS[2:]})
+    return Comparison(config, METHODS, settings=_radii(METHODS))
 
 
 def cifar10_small_noisy() -> Comparison:
@@ -37,13 +39,17 @@ def cifar10_small_noisy() -> Comparison:
 def cifar100_small() -> Comparison:
     """The same on CIFAR-100, where 40 epochs are too short to fit."""
     clean = cifar10_small()
-    methods = ("base", "base-part", "sam", "esam", "esam-random")
+    methods = ("base", "base-part", "sam", "esam", "esam-random", "slicesam")
     return dataclasses.replace(
         clean,
         config=dataclasses.replace(clean.config, data="uoft-cs/cifar100"),
         methods=methods,
-        settings={method: {"rho": 0.05} for method in methods[2:]},
+        settings=_radii(methods),
     )
+
+
+def _radii(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
+    return {method: {"rho": 0.05} for method in methods if method.startswith(("sam", "esam"))}
 
 
 def search(final: Comparison) -> list[Comparison]:

@@ -30,4 +30,6 @@ def demo() -> Comparison:
         threads=1,
         notes=NOTES,
     )
-    return Comparison(config, methods=("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random"))
+    return Comparison(
+        config, methods=("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "slicesam")
+    )
