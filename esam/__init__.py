@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import compare
-    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, SliceSAM
+    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, SliceSAM, take
     from .train.saved import load_run
 
     __version__: str
@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "compare",
     "load_run",
+    "take",
 ]
 _HOME = {"load_run": ".train.saved"}
 """Where a name lives that the optimizers do without."""

@@ -33,12 +33,16 @@ needs_gloo = pytest.mark.skipif(
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
-def on_two_ranks(folder, cases, seconds=90):
+def on_two_ranks(folder, cases, seconds=90, *, fork=False):
     """Run ``cases(rank)``, names and functions, on both ranks; return what each case returned, rank by rank.
 
-    A case that fails on any rank ends both processes: what it left half done would spoil the next.
+    A case that fails on any rank ends both processes: what it left half done would spoil the next. ``fork`` saves the
+    imports of a trainer, which take seconds; not where torch has threads for accelerators.
     """
-    context = torch.multiprocessing.spawn(_worker, (str(folder), cases, seconds), RANKS, join=False)
+    method = "fork" if fork and not torch.accelerator.is_available() else "spawn"
+    context = torch.multiprocessing.start_processes(
+        _worker, (str(folder), cases, seconds), RANKS, join=False, start_method=method
+    )
     end = time.monotonic() + seconds
     try:
         while not context.join(timeout=max(0.1, end - time.monotonic())):

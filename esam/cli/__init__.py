@@ -20,6 +20,7 @@ commands:
   analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
   reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
   frontier          methods and controls, tuned alike, in regimes of many kinds: the map
+  doctor [RECIPE]   some steps of a run, watched: what makes training worse, each with its remedy
   bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
   methods           the methods that can be named, with their costs and settings
@@ -36,6 +37,7 @@ COMMANDS = {
     "analyze": "analyze",
     "reproduce": "reproduce",
     "frontier": "frontier",
+    "doctor": "doctor",
     "bench": "bench",
     "report": "report",
     "methods": "listing",

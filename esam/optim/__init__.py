@@ -8,6 +8,7 @@ from .methods.slicesam import SliceSAM
 from .ranking import Candidates
 from .registry import METHODS, RECOMMENDED, Method
 from .step import SharpnessAware
+from .taking import take
 
 __all__ = [
     "ASAM",
@@ -21,4 +22,5 @@ __all__ = [
     "Method",
     "SharpnessAware",
     "SliceSAM",
+    "take",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,6 +52,14 @@ class Piece:
                 raise
             last = int(self.samples.max())
             raise ValueError(f"the closure has no sample {last} ({error}); batch_size, if given, is len(x)") from error
+        except TypeError as error:
+            if _takes_samples(self.closure):
+                raise
+            raise ValueError(
+                "the closure takes no samples to keep; pass a function of them, such as lambda keep: "
+                'F.cross_entropy(model(x[keep]), y[keep], reduction="none"); a trainer that calls step with a closure '
+                "of its own wants an adapter: Trainer(callbacks=[esam.integrations.lightning.SharpnessAware()])"
+            ) from error
         losses = self._checked(found, self.size)
         self.counted = self.size is not None or losses.dim() > 0
         self.size = self.size or losses.numel()
@@ -119,6 +128,17 @@ def without_graph() -> Iterator[None]:
             "the closure takes gradients itself, and while samples are ranked or counted it runs without a graph; put "
             "the part of it that takes them under torch.enable_grad()"
         ) from error
+
+
+def _takes_samples(closure: Closure) -> bool:
+    """Tell whether a closure can be called with one argument; where that cannot be known, it can."""
+    try:
+        inspect.signature(closure).bind(EVERYTHING)
+    except TypeError:
+        return False
+    except ValueError:
+        pass
+    return True
 
 
 def mean_of(losses: Tensor) -> Tensor:

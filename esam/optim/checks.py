@@ -36,6 +36,22 @@ def checked_count(name: str, value: object, of: str, *, least: int = 1) -> int:
     return value
 
 
+def refuse_dropped_batches() -> None:
+    """Refuse a closure that Accelerate hands on while it accumulates: it drops those of the batches in between."""
+    state = sys.modules.get("accelerate.state")
+    frame = sys._getframe(1)
+    while state is not None and frame.f_back is not None and frame.f_back.f_back is not None:
+        if frame.f_globals.get("__name__") == "accelerate.optimizer":
+            if (steps := state.GradientState().num_steps) > 1:
+                raise ValueError(
+                    f"Accelerate runs one closure in {steps} and drops the other batches; call "
+                    "esam.integrations.accelerate.backward(accelerator, optimizer, closure) in place of "
+                    "accelerator.backward(loss), and optimizer.step() without a closure"
+                )
+            return
+        frame = frame.f_back
+
+
 def warn_caller(message: str) -> None:
     """Warn, naming the first line outside this package and torch: schedulers and hooks wrap ``step``."""
     level, frame = 1, sys._getframe(0)

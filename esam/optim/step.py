@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from .ascent import Eps, l2_ascent
 from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece, without_graph
 from .buffers import Buffers, has_batch_statistics, kept_buffers
-from .checks import checked_count, checked_number, warn_caller
+from .checks import checked_count, checked_number, refuse_dropped_batches, warn_caller
 from .combine import added
 from .graph import graph_of
 from .parallel import Gradients, refusing_hidden_replicas
@@ -199,6 +199,7 @@ class SharpnessAware(Wrapper):
         if closure is not None:
             closures = checked_closures(closure)
             sizes = checked_sizes(batch_size, len(closures))
+            refuse_dropped_batches()
             self._step = None
         # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
         elif (self._step is None or not self._step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):

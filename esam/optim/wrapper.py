@@ -41,13 +41,7 @@ class Wrapper(Optimizer, ABC):
             raise ValueError(f"base is sharpness-aware itself ({type(base).__name__}); pass its own base: base.base")
         if isinstance(base, torch.optim.LBFGS):
             raise ValueError("LBFGS calls a closure of its own several times a step; choose another base, such as SGD")
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"model must be the torch.nn.Module that base trains, got {type(model).__name__}")
-        if getattr(model, "static_graph", False):
-            raise ValueError(
-                "DistributedDataParallel(static_graph=True) expects one backward pass a step, and here are two with "
-                "different graphs: leave static_graph out"
-            )
+        self.model = model
         self.rho = checked_number("rho", rho)
         if perturbation not in ("rank", "global"):
             raise ValueError(f'perturbation must be "rank" or "global", got {perturbation!r}')
@@ -55,9 +49,6 @@ class Wrapper(Optimizer, ABC):
         for group in base.param_groups:
             _check_group(group)
         self.base = base
-        self.model = model
-        self._parallel: Alone | None = None
-        self._shared = False
         self._step: Any = None
         # initial_seed() follows torch.manual_seed, and draws nothing from the global stream
         self.generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
@@ -72,6 +63,24 @@ class Wrapper(Optimizer, ABC):
 
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned; nothing: begin anew."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The module that the base trains; a trainer that wraps it, as DistributedDataParallel does, sets it anew."""
+        return self._model
+
+    @model.setter
+    def model(self, model: nn.Module) -> None:
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"model must be the torch.nn.Module that base trains, got {type(model).__name__}")
+        if getattr(model, "static_graph", False):
+            raise ValueError(
+                "DistributedDataParallel(static_graph=True) expects one backward pass a step, and here are two with "
+                "different graphs: leave static_graph out"
+            )
+        self._model = model
+        self._parallel: Alone | None = None
+        self._shared = False
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]

@@ -1,0 +1,1 @@
+"""Sharpness-aware steps inside other people's trainers; each adapter is an optional extra and is imported by name."""

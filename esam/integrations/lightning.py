@@ -1,0 +1,245 @@
+"""How does Lightning take a sharpness-aware step? By a callback; the module and its ``training_step`` stay as they are.
+
+```python
+class Net(LightningModule):
+    def training_step(self, batch, batch_idx): ...  # as ever
+
+    def configure_optimizers(self):
+        return SAM(torch.optim.SGD(self.parameters(), lr=0.1), self)
+
+
+Trainer(callbacks=[SharpnessAware()]).fit(Net(), loader)
+```
+"""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+try:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
+    from lightning.pytorch.trainer import call
+    from lightning.pytorch.utilities.model_helpers import is_overridden
+except ImportError as error:
+    raise ImportError("esam.integrations.lightning needs lightning: pip install torch-esam[lightning]") from error
+
+from esam.optim import SharpnessAware as Optimizer
+from esam.optim import take
+from esam.optim.taking import size_of
+
+from .looks import FirstLook
+from .quiet import quiet, replaced
+
+
+class SharpnessAware(Callback):
+    """Let a Trainer step by esam's optimizers under automatic optimization.
+
+    Return ``ESAM(torch.optim.SGD(...), self)`` from ``configure_optimizers``. Precision, accumulation, clipping, DDP,
+    schedulers, checkpoints and ``global_step`` are the trainer's own. An accumulated batch is one step on the union of
+    its micro-batches, also where an epoch ends inside of it.
+
+    ``training_step`` runs once for each pass. What it logs, and the metrics that it updates, count in the first alone.
+    A ranking that reads single losses (ESAM's by default) needs ``sample_losses(batch, keep)`` on the module as well:
+    one loss for each sample at ``keep``; ``training_step`` returns the mean of
+    ``self.sample_losses(batch, slice(None))``.
+    """
+
+    def __init__(self) -> None:
+        self._undo = ExitStack()
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the place of the loop's own closure."""
+        self._undo.close()
+        optimizer = _checked_optimizer(trainer, pl_module)
+        wrapped = trainer.strategy.model
+        if isinstance(wrapped, DistributedDataParallel):
+            optimizer.model = wrapped
+        loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        make_closure = type(loop)._make_closure
+
+        def ours(kwargs: Any, opt: Any, batch_idx: int) -> Closure:
+            plain: Closure = make_closure(loop, kwargs, opt, batch_idx)
+            # an epoch without backward, as weight averaging adds for BatchNorm, is no step of ours
+            return plain if loop._skip_backward else _PassesClosure(trainer, pl_module, optimizer, kwargs)
+
+        vars(loop)["_make_closure"] = ours
+        self._undo.callback(lambda: vars(loop).pop("_make_closure", None))
+        self._undo.callback(_taking_trainers_closures(optimizer, lambda: loop._skip_backward))
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Give the loop its own closure back."""
+        self._undo.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give the loop its own closure back."""
+        self._undo.close()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Warn of a checkpoint that knows nothing of the method."""
+        states = checkpoint.get("optimizer_states", [])
+        ours = [key for state in states for group in state["param_groups"] for key in group]
+        if states and not any(str(key).startswith("sharpness_aware_") for key in ours):
+            warnings.warn(
+                "this checkpoint was saved by the base optimizer alone: the method's own state (its generator, what it "
+                "remembers) begins anew, so the run is not the one that would have gone on",
+                stacklevel=2,
+            )
+
+
+class _PassesClosure(Closure):
+    """What the trainer calls once a micro-batch: its first pass, and with the last one the gradient of the step."""
+
+    def __init__(
+        self, trainer: Trainer, module: LightningModule, optimizer: Optimizer, kwargs: Mapping[str, Any]
+    ) -> None:
+        self._trainer, self._module, self._optimizer = trainer, module, optimizer
+        self._batch, *self._rest = kwargs.values()
+        self._look = FirstLook()
+        self._outputs: list[Any] = []
+
+    def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
+        """Take the micro-batch's passes; the gradient is final after the last of the window."""
+        trainer, optimizer = self._trainer, self._optimizer
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        losses = optimizer.accumulate(self._run, scaler, batch_size=size_of(self._batch))
+        if not trainer.fit_loop._should_accumulate():
+            optimizer.gradient(scaler)
+            call._call_callback_hooks(trainer, "on_after_backward")
+            call._call_lightning_module_hook(trainer, "on_after_backward")
+        output = self._outputs[-1]
+        extra = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
+        loss = _loss_of(output).detach() if len(self._outputs) == 1 else losses.mean()
+        return ClosureResult(loss / trainer.accumulate_grad_batches, extra=extra)
+
+    def _run(self, keep: slice | Tensor) -> Tensor:
+        """Run the samples at ``keep`` as the trainer would."""
+        if not self._look.at(keep):
+            with quiet(self._module):
+                if self._optimizer.reads_losses:
+                    return self._redirected("sample_losses", self._batch, keep)
+                return _loss_of(self._training_step(keep))
+        recorded: list[Tensor] = []
+        recording = _recording(self._module, recorded) if self._optimizer.reads_losses else nullcontext()
+        with recording:
+            output = self._training_step(keep)
+        self._outputs.append(output)
+        return _checked_losses(recorded, _loss_of(output)) if self._optimizer.reads_losses else _loss_of(output)
+
+    def _training_step(self, keep: slice | Tensor) -> Any:
+        return call._call_strategy_hook(self._trainer, "training_step", take(self._batch, keep), *self._rest)
+
+    def _redirected(self, method: str, *arguments: Any) -> Tensor:
+        """Call a method of the module as the strategy calls ``training_step``."""
+        strategy = self._trainer.strategy
+        with strategy.precision_plugin.train_step_context():
+            if strategy.model is self._module or strategy.model is None:
+                found: Tensor = getattr(self._module, method)(*arguments)
+                return found
+            return strategy._forward_redirection(strategy.model, self._module, method, *arguments)  # type: ignore[return-value]
+
+
+def _checked_optimizer(trainer: Trainer, module: LightningModule) -> Optimizer:
+    """Return the optimizer, or say what this callback cannot work with."""
+    if not module.automatic_optimization:
+        raise ValueError(
+            "SharpnessAware() is for automatic optimization; under manual optimization leave it out and call "
+            "self.optimizers(use_pl_optimizer=False).step(closure), or its phases accumulate, gradient, step"
+        )
+    kinds = [type(optimizer).__name__ for optimizer in trainer.optimizers]
+    optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(
+            f"SharpnessAware() wants one of esam's optimizers from configure_optimizers, got {', '.join(kinds) or None}"
+            "; return esam.SAM(torch.optim.SGD(...), self), or leave the callback out"
+        )
+    if trainer.strategy.handles_gradient_accumulation:
+        raise ValueError(
+            f"{type(trainer.strategy).__name__} runs backward and step by itself, so there is no place for a second "
+            'pass; use strategy="ddp" or a single device'
+        )
+    if is_overridden("backward", module):
+        raise ValueError(
+            f"{type(module).__name__} overrides backward, which the passes of a sharpness-aware step do not call; move "
+            "what it does into training_step or on_after_backward"
+        )
+    if optimizer.reads_losses and not callable(getattr(module, "sample_losses", None)):
+        raise ValueError(
+            f"{type(optimizer).__name__} ranks samples: {type(module).__name__} needs sample_losses(batch, keep), one "
+            'loss for each sample at keep; or choose a method that ranks none: SAM, or ESAM(..., ranking="random")'
+        )
+    return optimizer
+
+
+def _taking_trainers_closures(optimizer: Optimizer, idle: Callable[[], bool]) -> Callable[[], None]:
+    """Let ``step`` take the closure of a precision plugin, which runs the passes and clips; return how to undo it.
+
+    While ``idle``, there was no backward, and there is nothing to step by.
+    """
+    before = vars(optimizer).get("step")  # a scheduler's
+    inner = optimizer.step
+
+    @wraps(inner)
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        result = None if closure is None else closure()
+        if not idle():
+            inner()
+        return result
+
+    def undo() -> None:
+        vars(optimizer).pop("step", None)
+        if before is not None:
+            vars(optimizer)["step"] = before
+
+    vars(optimizer)["step"] = types.MethodType(step, optimizer)  # as a scheduler puts its own there
+    return undo
+
+
+def _loss_of(output: Any) -> Tensor:
+    """Return the loss that ``training_step`` returned, or say what is wrong."""
+    loss = output.get("loss") if isinstance(output, Mapping) else output
+    if not isinstance(loss, Tensor):
+        raise ValueError(
+            f"training_step returned {'no loss' if loss is None else type(loss).__name__}; a batch cannot be skipped "
+            "inside a sharpness-aware step: return a loss, and leave unwanted batches out of the loader"
+        )
+    return loss
+
+
+def _checked_losses(recorded: list[Tensor], loss: Tensor) -> Tensor:
+    """Return the losses that ``training_step`` averaged."""
+    if len(recorded) != 1:
+        raise ValueError(
+            f"training_step called self.sample_losses {len(recorded)} times; this method ranks samples, so call it "
+            "once, self.sample_losses(batch, slice(None)), and return the mean"
+        )
+    mean = recorded[0].detach().float().mean()
+    if not torch.allclose(mean, loss.detach().float(), rtol=1e-2, atol=1e-6, equal_nan=True):  # the mean, in any type
+        raise ValueError(
+            f"training_step returned {loss.item():.6g} where the mean of sample_losses is {mean.item():.6g}; the "
+            "second pass runs sample_losses alone, so everything that is trained on belongs into it"
+        )
+    return recorded[0]
+
+
+@contextmanager
+def _recording(module: LightningModule, into: list[Tensor]) -> Iterator[None]:
+    """Keep what ``module.sample_losses`` returns in this block."""
+    inner: Any = module.sample_losses
+
+    def recorded(*args: Any, **kwargs: Any) -> Tensor:
+        losses: Tensor = inner(*args, **kwargs)
+        into.append(losses)
+        return losses
+
+    with replaced(module, "sample_losses", recorded):
+        yield

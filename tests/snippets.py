@@ -1,0 +1,18 @@
+"""The code that a page prints is code: run it, block by block, in one scope."""
+
+import re
+from pathlib import Path
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def run(page, scope, under=None):
+    """Run the Python blocks of a page of the docs, or those under one of its headings; return the scope."""
+    text = (DOCS / page).read_text()
+    if under is not None:
+        text = re.split(r"^## ", text.split(f"\n## {under}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    assert blocks, f"{page} has no code there"
+    for number, block in enumerate(blocks, start=1):
+        exec(compile(block, f"{page}, block {number}", "exec"), scope)
+    return scope
