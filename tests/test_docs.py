@@ -62,7 +62,7 @@ def test_the_readmes_analysis_runs_on_a_users_own_model(capsys):
     assert all(float(number) > 0 for number in first.split()) and second.count(",") == 2
 
 
-def tests_by_name():
+def names_of_tests():
     return {
         name for path in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
     }
@@ -73,7 +73,7 @@ def test_every_wish_has_an_answer_and_a_test_that_exists():
     assert len(rows) >= 20
     for _, wish, answer, test, _ in rows:
         assert answer.strip(), wish
-        assert set(re.findall(r"`(test_\w+)`", test)) <= tests_by_name(), wish
+        assert set(re.findall(r"`(test_\w+)`", test)) <= names_of_tests(), wish
 
 
 def test_the_pages_for_a_start_and_for_choosing_run_as_printed():

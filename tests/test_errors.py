@@ -152,3 +152,29 @@ def test_another_methods_state_is_refused_before_anything_is_loaded():
         optimizer.load_state_dict(other.state_dict())
     assert optimizer.param_groups[0]["lr"] == 0.1
     assert not optimizer.state
+
+
+@pytest.mark.parametrize("m", [None, 4])
+def test_a_closure_without_an_argument_is_refused_with_the_names_of_the_ways_out(m):
+    """As trainers have them; with m it is called to be counted before it is called to be trained on."""
+    p = problem(normalised)
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, m=m)
+    before = {k: v.clone() for k, v in p.model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"takes no samples to keep; .* lambda keep: .*SharpnessAware\(\)"):
+        optimizer.step(lambda: p.closure(slice(None)))
+    assert all(torch.equal(v, before[k]) for k, v in p.model.state_dict().items())
+
+
+def test_a_type_error_of_the_closures_own_is_not_taken_for_a_wrong_closure():
+    p = problem()
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        optimizer.step(lambda keep: p.closure(keep) + "loss")
+
+
+def test_a_model_that_is_set_anew_is_checked_as_the_first_one_was():
+    p = problem()
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model)
+    with pytest.raises(ValueError, match=r"model must be the torch.nn.Module that base trains, got str"):
+        optimizer.model = "model"
+    assert optimizer.model is p.model

@@ -46,20 +46,12 @@ class Piece:
         """Run the samples and return what the closure does; remember the random state that they met."""
         self.remember_random_state()
         try:
-            found = self.closure(EVERYTHING if self.samples is None else self.samples)
+            found = self._called(EVERYTHING if self.samples is None else self.samples)
         except IndexError as error:
             if self.samples is None:
                 raise
             last = int(self.samples.max())
             raise ValueError(f"the closure has no sample {last} ({error}); batch_size, if given, is len(x)") from error
-        except TypeError as error:
-            if _takes_samples(self.closure):
-                raise
-            raise ValueError(
-                "the closure takes no samples to keep; pass a function of them, such as lambda keep: "
-                'F.cross_entropy(model(x[keep]), y[keep], reduction="none"); a trainer that calls step with a closure '
-                "of its own wants an adapter: Trainer(callbacks=[esam.integrations.lightning.SharpnessAware()])"
-            ) from error
         losses = self._checked(found, self.size)
         self.counted = self.size is not None or losses.dim() > 0
         self.size = self.size or losses.numel()
@@ -84,10 +76,23 @@ class Piece:
         """Return how many samples stand behind the closure; costs a forward pass, moves no random stream."""
         self.remember_random_state()
         with without_graph(), self._replayed():
-            losses = checked_losses(self.closure(EVERYTHING), None)
+            losses = checked_losses(self._called(EVERYTHING), None)
         if losses.dim() == 0:
             raise ValueError(UNCOUNTED)
         return len(losses)
+
+    def _called(self, samples: slice | Tensor) -> object:
+        """Call the closure for the first time, or say that it is one of another kind."""
+        try:
+            return self.closure(samples)
+        except TypeError as error:
+            if _takes_samples(self.closure):
+                raise
+            raise ValueError(
+                "the closure takes no samples to keep; pass a function of them, such as lambda keep: "
+                'F.cross_entropy(model(x[keep]), y[keep], reduction="none"); a trainer that calls step with a closure '
+                "of its own wants an adapter: Trainer(callbacks=[esam.integrations.lightning.SharpnessAware()])"
+            ) from error
 
     @contextmanager
     def _replayed(self) -> Iterator[None]:
