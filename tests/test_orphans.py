@@ -13,7 +13,8 @@ from filelock import FileLock
 from esam.compare import child
 
 LAUNCH = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
 from pathlib import Path
 from esam.compare import Launcher, PlannedRun
 from esam.train import Config
@@ -36,7 +37,7 @@ def started(folder):
 def test_a_run_ends_with_its_parent_however_that_is_ended_and_its_folder_is_free(tmp_path, end):
     command = started(tmp_path)
     command.send_signal(getattr(signal, end))
-    assert command.wait() == -getattr(signal, end)
+    assert command.wait(timeout=300) == -getattr(signal, end)
     with FileLock(tmp_path / ".lock", timeout=300):  # raises Timeout if the run lives on
         pass
 
