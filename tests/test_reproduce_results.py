@@ -74,4 +74,4 @@ def test_the_claims_in_the_docs_are_those_of_the_results(store):
 
 def test_the_results_stay_small():
     kept = [path for path in RESULTS.rglob("*") if path.is_file() and path.suffix != ".pt"]  # checkpoints stay behind
-    assert sum(path.stat().st_size for path in kept) < 10e6
+    assert sum(path.stat().st_size for path in kept) < 16e6
