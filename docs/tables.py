@@ -49,35 +49,11 @@ def results(folder: str, noise: float) -> str:
     return as_markdown(results_sheet(summaries(folder, noise), columns=SHOWN))
 
 
-def headline() -> str:
-    """Return the README's table: accuracy on two tasks, and what a step takes on two models."""
-    clean, noisy = ({m.group.method: m for m in summaries("cifar10/runs", noise)} for noise in (CLEAN, NOISY))
-    over_base, over_sam = step_times("base"), step_times("sam")
-
-    def accuracy(found: dict[str, Any], name: str) -> str:
-        spread = found[name].accuracy
-        return f"{100 * spread.mean:.1f} ± {100 * spread.std:.1f}"
-
-    rows = [
-        (
-            METHODS[name].named("SGD"),
-            accuracy(clean, name),
-            f"{100 * clean[name].train_accuracy.mean:.0f}",
-            accuracy(noisy, name),
-            over_base[name],
-            over_sam[name],
-        )
-        for name in METHODS
-        if name in clean and name in noisy
-    ]
-    head = ("", "CIFAR-10, %", "of it fitted, %", "20 % wrong labels, %", "time / SGD", "time / SAM")
-    return as_markdown(Sheet("", head, tuple(rows)))
-
-
-def step_times(other: str = "base") -> dict[str, str]:
-    """Return by method what a step takes on both models, in the time of another's."""
+def step_times() -> dict[str, str]:
+    """Return by method what a step takes on both models, in the base's time."""
     times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
-    return {name: " / ".join(f"{time[name][f'time / {other}']['of totals']:.2f}" for time in times) for name in METHODS}
+    timed = [name for name in METHODS if all(name in time for time in times)]
+    return {name: " / ".join(f"{time[name]['time / base']['of totals']:.2f}" for time in times) for name in timed}
 
 
 def recommended_speed() -> str:
@@ -149,7 +125,6 @@ def frontier_details(found: Any) -> str:
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "headline": headline,
     "methods": methods,
     "studied": studied,
     "claims": claims,
