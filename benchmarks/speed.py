@@ -3,8 +3,8 @@
     python benchmarks/speed.py resnet18 [--rounds 20] [--memory base sam slicesam] [--out results/speed]
     python benchmarks/speed.py vit-tiny --peers
 
-Every method of the registry, with --studies the steps for study too; or, with --peers, forms of ESAM and what others pay, beside ours. The latter needs
-pytorch_optimizer for its SAM (the extra bench).
+Every method of the registry, with --studies the steps for study too; or, with --peers, forms of ESAM and what others
+pay, beside ours. The latter needs pytorch_optimizer for its SAM (the extra bench).
 """
 
 import argparse
