@@ -7,7 +7,7 @@ DEMO := runs/demo
 
 .PHONY: demo test test-fast lint browser docs clean
 
-# The main job on the embedded data: five methods, three seeds, a table and a report.
+# The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
 	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
 

@@ -49,19 +49,25 @@ def results(folder: str, noise: float) -> str:
     return as_markdown(results_sheet(summaries(folder, noise), columns=SHOWN))
 
 
+def timed(model: str) -> dict[str, Any]:
+    """Return the timed steps on a model by method: of the longer run, for those that are in it."""
+    longer = RESULTS / "speed" / f"longer-{model}.json"
+    found: dict[str, Any] = record(f"speed/{model}.json")["contenders"]
+    return {**found, **json.loads(longer.read_text())["contenders"]} if longer.exists() else found
+
+
 def step_times() -> dict[str, str]:
     """Return by method what a step takes on both models, in the base's time."""
-    times = [record(f"speed/{name}.json")["contenders"] for name in ("resnet18", "vit-tiny")]
-    timed = [name for name in METHODS if all(name in time for time in times)]
-    return {name: " / ".join(f"{time[name]['time / base']['of totals']:.2f}" for time in times) for name in timed}
+    times = [timed(name) for name in ("resnet18", "vit-tiny")]
+    both = [name for name in METHODS if all(name in time for time in times)]
+    return {name: " / ".join(f"{time[name]['time / base']['of totals']:.2f}" for time in times) for name in both}
 
 
 def recommended_speed() -> str:
     """Return what a step of the recommended method, of SAM and of ESAM takes on both models."""
-    times = {name: record(f"speed/{name}.json") for name in ("resnet18", "vit-tiny")}
     rows = []
     for name in (RECOMMENDED, "sam", "esam"):
-        ratios = [time["contenders"][name]["time / base"] for time in times.values()]
+        ratios = [timed(model)[name]["time / base"] for model in ("resnet18", "vit-tiny")]
         told = ["{of totals:.2f} ({interval[0]:.2f} to {interval[1]:.2f}, n = {n})".format(**ratio) for ratio in ratios]
         rows.append((METHODS[name].named("SGD"), f"{METHODS[name].units() / 3:.2f}", *told))
     head = ("Time of a step / SGD's", "counted", "ResNet-18", "ViT")
@@ -130,7 +136,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "claims": claims,
     **{
         f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
-        for name in ("resnet18", "vit-tiny", "peers-resnet18", "peers-vit-tiny")
+        for name in ("resnet18", "vit-tiny", "longer-vit-tiny", "peers-resnet18", "peers-vit-tiny")
     },
     "toy": toy,
     "wrapper": wrapper,
