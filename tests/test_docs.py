@@ -87,4 +87,4 @@ def test_the_pages_for_a_start_and_for_choosing_run_as_printed():
 def test_no_page_prints_code_that_no_test_runs():
     """Blocks marked py show other packages' code."""
     printed = {page.name for page in (ROOT / "docs").glob("*.md") if "```python\n" in page.read_text()}
-    assert printed <= {"index.md", "choosing.md", "slicesam.md", "trainers.md", "peers.md"}
+    assert printed <= {"index.md", "choosing.md", "slicesam.md", "trainers.md", "peers.md", "own.md"}

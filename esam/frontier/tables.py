@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from esam.optim import METHODS
 from esam.report.settings import readable
 from esam.report.settings import shown as value_words
 from esam.report.sheets import Sheet
@@ -12,7 +14,7 @@ from esam.report.summaries import Spread, spread_of
 from esam.report.words import ABSENT
 from esam.train.runs import BASE_TITLES
 
-from .entrants import ENTRANTS
+from .entrants import ENTRANTS, Entrant
 from .regimes import REGIMES
 from .standings import (
     Map,
@@ -111,9 +113,16 @@ def short_sheet(rows: Sequence[Overall], steps: Mapping[str, str], best: int = 3
     whole = overall_sheet(shown)
     columns = [whole.head.index(name) for name in ("Entrant", "Cost", "Mean rank", "Over base", "Keeps SAM")]
     head, *lines = ([row[column] for column in columns] for row in (whole.head, *whole.rows))
-    times = [steps.get(ENTRANTS[one.entrant].method, ABSENT) for one in shown]
+    times = [
+        steps.get(row.method, ABSENT) if _as_usual(row) else ABSENT for row in (ENTRANTS[o.entrant] for o in shown)
+    ]
     told = [(*line[:2], time, *line[2:]) for line, time in zip(lines, times, strict=True)]
     return Sheet("", (*head[:2], "Step on ResNet-18 / ViT", *head[2:]), tuple(told))
+
+
+def _as_usual(row: Entrant) -> bool:
+    """Tell whether an entrant's step costs what its method's does by default."""
+    return math.isclose(row.units(), METHODS[row.method].units() / METHODS["base"].units())
 
 
 def beside_sheet(found: Map, name: str) -> Sheet:

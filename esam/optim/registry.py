@@ -117,7 +117,7 @@ def _sometimes_cost(settings: Settings) -> float:
 
 
 RECOMMENDED = "slicesam"
-"""The method that we recommend: SAM's accuracy on the map of ``esam frontier``, at little more than SGD's price."""
+"""The method that we recommend: best on the map of ``esam frontier``, at little more than SGD's price."""
 
 METHODS: dict[str, Method] = {
     "base": Method("{base}", "The base optimizer alone.", Base, "#66707d", lambda _: 3.0, kind="control"),
