@@ -71,6 +71,7 @@ class Seen(dict):
 
 
 def _worker(rank, folder, cases, seconds):
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # Accelerate warns where nobody has said
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "a part of the batch runs apart")  # as in pyproject.toml
     torch.set_num_threads(1)
