@@ -89,13 +89,13 @@ def _rows(*kinds: str) -> str:
     return as_markdown(Sheet("", ("name", "what a step does", "cost"), tuple(rows)))
 
 
-def claims() -> str:
-    """Return the paper's claims and their verdicts at the CPU scale."""
+def claims(scale: str) -> str:
+    """Return the paper's claims and their verdicts at a scale."""
     from esam.paper.claims import claims_markdown
     from esam.paper.engine.store import ResultStore
     from esam.paper.scales import SCALES
 
-    return claims_markdown(ResultStore(RESULTS / "reproduce", SCALES["cpu"]()))
+    return claims_markdown(ResultStore(RESULTS / "reproduce", SCALES[scale]()))
 
 
 def toy() -> str:
@@ -133,7 +133,8 @@ def frontier_details(found: Any) -> str:
 BLOCKS: dict[str, Callable[[], str]] = {
     "methods": methods,
     "studied": studied,
-    "claims": claims,
+    "claims-cpu": lambda: claims("cpu"),
+    "claims-short": lambda: claims("short"),
     **{
         f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
         for name in ("resnet18", "vit-tiny", "longer-vit-tiny", "peers-resnet18", "peers-vit-tiny")

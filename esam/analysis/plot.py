@@ -81,6 +81,46 @@ def curves(
     return write_picture(path, draw, width=5.2, height=3.4)
 
 
+def curve_panels(
+    path: str | Path,
+    panels: Mapping[str, Mapping[str, Curve]],
+    *,
+    x_label: str,
+    title: str = "",
+    colours: Colours | None = None,
+    log: Sequence[str] = (),
+) -> list[Path]:
+    """Draw several panels of lines side by side, by the label of each one's y axis, with one legend below.
+
+    ``log``: "x" for all panels' x axes, doubling; "y1", "y2", ... for the y axis of a panel.
+    """
+    own = _colours(dict.fromkeys(name for drawn in panels.values() for name in drawn), colours)
+
+    def draw(figure: Any) -> None:
+        every = figure.subplots(1, len(panels))
+        for number, (axes, (y_label, drawn)) in enumerate(zip(every, panels.items(), strict=True), start=1):
+            for name, curve in drawn.items():
+                axes.plot(curve.x, curve.y, curve.dash, color=own[name], label=name, marker="o", markersize=3)
+                if curve.spread is not None:
+                    low = [y - s for y, s in zip(curve.y, curve.spread, strict=True)]
+                    high = [y + s for y, s in zip(curve.y, curve.spread, strict=True)]
+                    axes.fill_between(curve.x, low, high, color=own[name], alpha=0.12, linewidth=0)
+            if "x" in log:
+                ticks = sorted({x for curve in drawn.values() for x in curve.x})
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            if f"y{number}" in log:
+                axes.set_yscale("log")
+            else:
+                axes.axhline(0, color=INK, linewidth=0.8)
+            _finish(axes, x_label, y_label, "", legend=False)
+        handles = {label: line for axes in every for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.suptitle(title)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+
+    return write_picture(path, draw, width=4.2 * len(panels), height=4.0)
+
+
 def lines(path: str | Path, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
     """Draw landscapes on a line: the mean over groups, with the groups' standard deviation around it."""
     drawn = {}

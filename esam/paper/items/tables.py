@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esam.analysis.plot import Bar, bars
+from esam.compare.plan import Comparison
 from esam.optim import METHODS
 from esam.report.colours import SPARE
 from esam.report.sheets import Sheet
@@ -58,6 +59,8 @@ class MethodFigures:
     train_accuracy: Repeated
     speed: Speed
     paper: Printed | None
+    train_loss: Repeated | None = None
+    """None where an earlier version made the table."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def method_figures(inputs: Inputs, runs: MethodRuns, speed: Speed, paper: Mappin
         train_accuracy=inputs.train_accuracy(runs),
         speed=speed,
         paper=paper.get(runs.method) if runs.share is None else None,
+        train_loss=inputs.train_loss(runs),
     )
 
 
@@ -189,13 +193,15 @@ def table_item(
     methods: Callable[[PaperTask], Sequence[str]],
     notes: tuple[str, ...],
     tasks: Sequence[PaperTask] | None = None,
+    comparisons: Callable[[ExperimentScale], Mapping[PaperTask, Comparison]] = lambda scale: scale.comparisons,
     draw: Callable[[TableFigures, Path], list[Path]] = draw_bars,
 ) -> Item[Any]:
     """Return a table of accuracy and speed on the paper's tasks, its numbers beside ours."""
 
     def needs(scale: ExperimentScale) -> Needs:
-        known = [task for task in tasks or paper if task in scale.comparisons]
-        every = [runs for task in known for runs in runs_of(task, scale.comparisons[task], methods(task))]
+        own = comparisons(scale)
+        known = [task for task in tasks or paper if task in own]
+        every = [runs for task in known for runs in runs_of(task, own[task], methods(task))]
         return Needs(runs=tuple(every))
 
     return Item(
