@@ -1,8 +1,10 @@
 """Are the committed results those of the committed records, and the docs' claims those of the results?"""
 
+import json
 from pathlib import Path
 
 import pytest
+from thin_records import thinned
 
 from esam.paper.claims import claims_markdown, judged
 from esam.paper.engine.inputs import Inputs
@@ -81,7 +83,7 @@ def test_whatever_cannot_be_told_says_why(store):
 
 
 def test_the_claims_in_the_docs_are_those_of_the_results(store):
-    page = (ROOT / "docs" / "reproduce.md").read_text()
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("reproduce.md", "reproduce-short.md"))
     name = f"claims-{store.scale.name}"
     block = page.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
     assert block.strip() == claims_markdown(store)
@@ -94,12 +96,6 @@ def test_the_results_stay_small():
 
 
 def test_thinning_a_record_keeps_its_ends_its_evaluations_and_every_tenth_epoch():
-    import json
-    import sys
-
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    from thin_records import thinned
-
     epochs = [{"kind": "epoch", "epoch": n, **({"test_loss": 1.0} if n == 25 else {})} for n in range(1, 26)]
     lines = [{"kind": "run"}, *epochs, {"kind": "end"}]
     text = "".join(json.dumps(line) + "\n" for line in lines)
