@@ -19,7 +19,7 @@ from esam.paper.engine.observer import Observer, observed, read_observations, wr
 from esam.paper.engine.plan_text import item_list, left, left_of_all, plan_text, state
 from esam.paper.engine.store import CHECKPOINT_NAME, ResultStore, needed
 from esam.paper.items import ITEMS, MAKING_ORDER
-from esam.paper.scales import SCALES
+from esam.paper.scales import SCALES, as_released
 from esam.recipes.cifar import cifar10_small
 from esam.report.sheets import as_text
 from esam.train.checkpoint import Checkpoint
@@ -314,6 +314,21 @@ def test_the_cpu_scale_has_the_papers_learning_rate_for_each_sample_its_decays_a
             paper.weight_decay, paper.settings, theirs[task].settings,
         )  # fmt: skip
         assert mine.epochs == 200 and mine.schedule == "cosine"
+
+
+def test_the_released_scripts_own_ways_are_one_option_away(tmp_path):
+    released = as_released(SCALES["paper"]())
+    for (_, data), own in released.comparisons.items():
+        config = own.config
+        if data == "ImageNet":
+            assert config.augment == "inception" and "norm" not in config.settings
+        else:
+            assert config.augment == "cutout" and config.settings["norm"] == "selected"
+            assert config.settings["m"] == config.batch_size // 2
+    text = plan_text(ITEMS["table1"], ResultStore(tmp_path, released))
+    line = next(line for line in text.splitlines() if line.startswith("ResNet-18, CIFAR-10: ESAM "))
+    assert "augment cutout" in line and "norm selected" in line and "m 64" in line
+    assert "augment" in line and "scale paper-as-released" in text
 
 
 def test_what_a_scale_has_nothing_for_is_said_and_not_made(tmp_path):

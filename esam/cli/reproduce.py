@@ -26,6 +26,9 @@ class ReproduceOptions:
     scale: Literal["cpu", "short", "paper"] = "cpu"
     """The paper's own size (for GPUs); the same at a size for two CPU cores, where every method fits its images; or in
     trainings that are too short for that."""
+    as_released: bool = False
+    """As the released script trains on CIFAR where the paper does not say so: Cutout, the norm of the drawn tensors
+    alone, one perturbation for each half of the batch. Results go to OUT/SCALE-as-released."""
     out: Path = Path("runs/reproduce")
     """Results go to OUT/SCALE: a JSON file and pictures for each item, and report.html."""
     shared: tuple[Path, ...] = ()
@@ -44,13 +47,14 @@ def reproduce(arguments: list[str]) -> None:
     from esam.paper.engine.plan_text import item_list, plan_text
     from esam.paper.engine.store import ResultStore
     from esam.paper.items import ITEMS
-    from esam.paper.scales import SCALES
+    from esam.paper.scales import SCALES, as_released
 
     names = [*ITEMS, "all", "claims"]
     if options.item and options.item not in names:
         hint = did_you_mean(options.item, names)
         raise ValueError(f"unknown item {options.item!r}.{hint} There are: {', '.join(names)}")
-    stores = {name: ResultStore(options.out, scale(), shared=options.shared) for name, scale in SCALES.items()}
+    changed = as_released if options.as_released else lambda scale: scale
+    stores = {name: ResultStore(options.out, changed(make()), shared=options.shared) for name, make in SCALES.items()}
     store = stores[options.scale]
     if not options.item:
         print(item_list(ITEMS, list(stores.values())))

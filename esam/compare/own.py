@@ -44,6 +44,7 @@ TAKEN = [
     "momentum",
     "weight_decay",
     "schedule",
+    "warmup",
     "budget",
     "precision",
     "device",

@@ -2,7 +2,7 @@
 
 Where the paper's text and tables disagree the table counts: weight decay 5e-4 for SGD and 1e-3 for SAM and ESAM (5e-4
 on PyramidNet), batch 128 / 256 / 256. ViT-S/16 takes beta .5; the base optimizer of its row "SGD" is not told, and
-AdamW is taken.
+AdamW is taken, and so is a warm-up of 5 epochs on ImageNet, where the paper speaks of a peak learning rate.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def paper_scale() -> ExperimentScale:
     """The paper's models, data, epochs and hyper-parameters (tables of its appendix A.7)."""
     cifar = Comparison(Config(epochs=200, augment="basic", lr=0.05, weight_decay=5e-4), settings=DECAYS)
     large = Comparison(
-        Config(data=IMAGENET, size=224, epochs=90, batch_size=512, augment="inception", lr=0.2, weight_decay=1e-4),
+        Config(
+            data=IMAGENET, size=224, epochs=90, batch_size=512, augment="inception", lr=0.2, weight_decay=1e-4, warmup=5
+        ),
         seeds=(0,),
     )
     wide = {"batch_size": 256, "settings": {"rho": 0.1, "beta": 0.5}}
@@ -155,6 +157,19 @@ def short_scale() -> ExperimentScale:
 
 
 SCALES: dict[str, Callable[[], ExperimentScale]] = {"cpu": cpu_scale, "short": short_scale, "paper": paper_scale}
+
+
+def as_released(scale: ExperimentScale) -> ExperimentScale:
+    """Return a scale with what the released script does on CIFAR and the paper does not say.
+
+    Cutout, the norm of the drawn tensors alone, and one perturbation for each of two GPUs (m = 64 in batches of 128).
+    """
+    comparisons = {}
+    for task, own in scale.comparisons.items():
+        settings = {**own.config.settings, "norm": "selected", "m": own.config.batch_size // 2}
+        released = with_changes(own, augment="cutout", settings=settings)
+        comparisons[task] = released if task[1] in CIFARS else own
+    return dataclasses.replace(scale, name=f"{scale.name}-as-released", comparisons=comparisons)
 
 
 def _judged_on_held_out(start: Comparison) -> Comparison:

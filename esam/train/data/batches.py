@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from esam.train.augment import find_augmentation
+from esam.train.augment import find_augmentation, inception_crop
 from esam.train.data.draws import generator_for
 from esam.train.data.splits import Split, StreamedSplit
 
 Batch = tuple[Tensor, Tensor]
+Key = tuple[str | int, ...]
 
 
 class Batches:
@@ -23,7 +24,8 @@ class Batches:
     resumed run, or another method with the same seed, sees the very same batches; the global generator is never used.
 
     Images in memory move to the device once, as uint8. Streamed ones are decoded by ``workers`` processes (0: in this
-    one); augmenting and normalising happen afterwards, on the whole batch and on the device.
+    one); augmenting and normalising happen afterwards, on the whole batch and on the device. Only ``inception`` takes
+    its crops while streamed pictures that are resized are decoded: out of the whole picture, not of what is left of it.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Batches:
         self._device = torch.device(device)
         self._memory_format = memory_format
         self._workers = workers
+        self._crops = augment == "inception" and isinstance(split, StreamedSplit) and split.decoder.fit
 
     def __len__(self) -> int:
         """Give the number of batches in a training epoch."""
@@ -77,15 +80,17 @@ class Batches:
 
     def _augmented(self, number: int, start: int) -> Iterator[Batch]:
         batches = torch.split(self.order(number), self.batch_size)[start:]
-        for index, (rows, images) in enumerate(zip(batches, self._images(batches), strict=True), start):
+        crops = ("augment", self._seed, number) if self._crops else None
+        for index, (rows, images) in enumerate(zip(batches, self._images(batches, crops), strict=True), start):
             generator = generator_for("augment", self._seed, number, index)
-            yield self._batch(self._augment(images, self._normalise, generator), rows)
+            x = self._normalise(images) if self._crops else self._augment(images, self._normalise, generator)
+            yield self._batch(x, rows)
 
-    def _images(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Give the uint8 images of each batch of rows, in the order asked for."""
+    def _images(self, batches: Sequence[Tensor], crops: Key | None = None) -> Iterator[Tensor]:
+        """Give the uint8 images of each batch of rows, in the order asked for; or crops, drawn by this key."""
         if isinstance(self._split, Split):
             return (self._split.images_at(rows.to(self._device)) for rows in batches)
-        return _streamed_images(self._split, batches, workers=self._workers, device=self._device)
+        return _streamed_images(self._split, batches, workers=self._workers, device=self._device, crops=crops)
 
     def _batch(self, x: Tensor, rows: Tensor) -> Batch:
         return x.contiguous(memory_format=self._memory_format), self._labels[rows.to(self._device)]
@@ -114,14 +119,14 @@ class Normalise:
 
 
 def _streamed_images(
-    split: StreamedSplit, batches: Sequence[Tensor], *, workers: int, device: torch.device
+    split: StreamedSplit, batches: Sequence[Tensor], *, workers: int, device: torch.device, crops: Key | None = None
 ) -> Iterator[Tensor]:
     """Give the uint8 images (N, C, H, W) of each batch of positions, decoded ahead of need by worker processes.
 
     With 0 workers they are decoded here, one batch at a time.
     """
     loader = DataLoader(
-        _Pixels(split),
+        _Pixels(split, crops),
         batch_sampler=[positions.tolist() for positions in batches],
         num_workers=workers,
         collate_fn=_stacked,
@@ -141,12 +146,13 @@ class _Pixels(Dataset[Tensor | ValueError]):
     the worker's own traceback, and leave workers behind that take seconds to end.
     """
 
-    def __init__(self, split: StreamedSplit) -> None:
-        self._split = split
+    def __init__(self, split: StreamedSplit, crops: Key | None = None) -> None:
+        self._split, self._crops = split, crops
 
     def __getitem__(self, position: int) -> Tensor | ValueError:
+        crop = None if self._crops is None else inception_crop(generator_for(*self._crops, position))
         try:
-            return torch.from_numpy(self._split.image_at(position).copy())  # a copy: Pillow's memory is read-only
+            return torch.from_numpy(self._split.image_at(position, crop).copy())  # a copy: Pillow's memory is read-only
         except ValueError as error:
             return ValueError(str(error))  # without its cause, which may not travel between processes
 
