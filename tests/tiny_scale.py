@@ -29,6 +29,7 @@ def tiny_scale(**changes):
         name="tiny",
         machine="CPU",
         comparisons=comparisons,
+        ablation=(first, ("WRN-28-10", "CIFAR-10")),
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),
         study_shares=(0.5, 0.6),

@@ -30,10 +30,11 @@ LEVELS = 25
 
 
 class Bar(NamedTuple):
-    """A bar's height, and the spread around it if there is one."""
+    """A bar's height, the spread around it if there is one, and words below its name."""
 
     value: float
     spread: float | None = None
+    words: str = ""
 
 
 class Dot(NamedTuple):
@@ -205,17 +206,24 @@ def bars(
     title: str = "",
     colours: Colours | None = None,
     formats: Mapping[str, str] | None = None,
+    y_label: str | None = None,
+    columns: int = 3,
 ) -> list[Path]:
     """Draw one panel of bars for each label, such as "accuracy, %" and "images / s", each with its own axis.
 
     A panel whose values lie close together does not start at zero, and says so. ``formats`` has the number format of a
-    panel, such as ".2f".
+    panel, such as ".2f". With a common ``y_label`` the panels' own labels stand above them; at most ``columns`` of them
+    stand in a row.
     """
     own = _colours((name for panel in panels.values() for name in panel), colours)
+    columns = min(columns, len(panels)) if len(panels) != 4 else 2
+    rows = math.ceil(len(panels) / columns)
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, (label, panel) in zip(every, panels.items(), strict=True):
+        every = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes in every[len(panels) :]:
+            axes.remove()
+        for axes, (label, panel) in zip(every, panels.items(), strict=False):
             values = [bar.value for bar in panel.values()]
             spreads = [bar.spread or 0.0 for bar in panel.values()]
             places = range(len(panel))
@@ -228,14 +236,16 @@ def bars(
                 axes.annotate(format(value, number), (place, value + spread), fontsize=8, color=INK, **up)
             start = _start(values, spreads)
             axes.set_ylim(start, start + 1.14 * (max(v + s for v, s in zip(values, spreads, strict=True)) - start))
-            axes.set_xticks(list(places), list(panel))
-            _finish(axes, "", label + (" (axis cut)" if start else ""), "", legend=False)
+            names = [f"{name}\n{bar.words}" if bar.words else name for name, bar in panel.items()]
+            axes.set_xticks(list(places), names, fontsize=8)
+            cut = " (axis cut)" if start else ""
+            _finish(axes, "", (y_label or label) + cut, label if y_label else "", legend=False)
             axes.grid(False, axis="x")
             axes.tick_params(axis="x", length=0)
         if title:
             figure.suptitle(title, fontsize=10)
 
-    return write_picture(path, draw, width=0.4 + 3.0 * len(panels), height=3.0)
+    return write_picture(path, draw, width=0.4 + 3.0 * columns, height=0.2 + 2.8 * rows)
 
 
 def dots(

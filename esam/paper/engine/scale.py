@@ -95,6 +95,8 @@ class ExperimentScale:
     machine: Literal["GPU", "CPU"]
     comparisons: Mapping[PaperTask, Comparison]
     """What is trained for each column of the paper's tables."""
+    ablation: tuple[PaperTask, ...]
+    """Where SWP and SDS are trained alone."""
     study: tuple[PaperTask, ...]
     study_seeds: tuple[int, ...]
     study_shares: tuple[float, ...]
