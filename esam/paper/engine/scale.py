@@ -68,8 +68,7 @@ class SearchGrid:
     weight_decays: tuple[float, ...] = (5e-4, 1e-3)
     batch_sizes: tuple[int, ...] = (64, 128, 256)
     rhos: tuple[float, ...] = ()
-    """Where given, a method that has a radius searches these with ``lrs_with_rho``."""
-    lrs_with_rho: tuple[float, ...] = ()
+    """Where two are given, methods with a radius search half of the grid with them: as many points as without."""
 
 
 @dataclass(frozen=True)
