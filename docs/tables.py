@@ -5,6 +5,7 @@ A block begins with ``<!-- name -->`` and ends with ``<!-- /name -->``, each on 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
 from esam.frontier import tables as frontier_tables  # noqa: E402
 from esam.frontier.standings import overall, read_map, regime_title  # noqa: E402
-from esam.optim import METHODS, RECOMMENDED  # noqa: E402
+from esam.optim import METHODS, RECOMMENDED, reference  # noqa: E402
 from esam.report import summarise  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
 from esam.report.sheets import Sheet, as_markdown  # noqa: E402
@@ -112,6 +113,16 @@ def wrapper() -> str:
     return as_markdown(Sheet("", ("step by", "microseconds", "of SAM by hand"), tuple(rows)))
 
 
+def source(*things: object) -> str:
+    """Return functions and classes as they stand in the code."""
+    return "```py\n" + "\n\n".join(inspect.getsource(thing) for thing in things) + "```"  # type: ignore[arg-type]
+
+
+def toy_method() -> str:
+    """Return the method of the tests that is written as a contributor would."""
+    return f"```python\n{(ROOT / 'tests' / 'toy_method.py').read_text()}```"
+
+
 def frontier(made: Callable[[Any], Sheet | str]) -> str:
     """Return what is made from the arena's records; a word where there are none."""
     found = read_map(FRONTIER) if FRONTIER.is_dir() else {}
@@ -138,6 +149,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
         f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
         for name in ("resnet18", "vit-tiny", "longer-vit-tiny", "peers-resnet18", "peers-vit-tiny")
     },
+    "reference-esam": lambda: source(reference.gradient, reference.at_perturbed, reference.ESAM),
+    "reference-sam": lambda: source(reference.sam),
+    "toy-method": toy_method,
     "toy": toy,
     "wrapper": wrapper,
     "demo": lambda: results("demo", 0.3),
