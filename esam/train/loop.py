@@ -179,6 +179,8 @@ def _train_epoch(
                 own = loss(outputs, targets)
                 return own if trajectory is None else own + trajectory(outputs, seen[keep])
 
+        if optimizer.reads_losses and len(seen) == len(y):  # a ranking that keeps the same samples is told of
+            optimizer.watch.samples(seen)
         at_theta = optimizer.step(closure, scaler=scaler, batch_size=len(y))
         assert at_theta is not None, "a step with a closure returns its loss"
         losses.append(at_theta)
@@ -226,7 +228,8 @@ def _trajectory(
     """
     added: Callable[[Tensor, Tensor], Tensor] | None = getattr(optimizer, "trajectory_loss", None)
     if added is None:
-        return None, torch.empty(0, dtype=torch.long)
+        known = optimizer.reads_losses and hasattr(train, "order")
+        return None, train.order(number) if known else torch.empty(0, dtype=torch.long)
     if not hasattr(train, "order"):
         raise ValueError(
             f"{type(optimizer).__name__} must know which samples a batch holds; pass batches with order(epoch), such "
