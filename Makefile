@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: demo test test-fast lint browser docs site clean
+.PHONY: demo test test-fast lint browser docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
@@ -25,6 +25,10 @@ docs: $(READY)
 # The pages as a site, in build/site: open build/site/index.html. Nothing is fetched.
 site: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel in clean environments, each extra by itself; downloads, and takes long.
+extras: $(READY)
+	$(BIN)/python tools/try_release.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -99,6 +99,23 @@ def claims() -> str:
     return claims_markdown(ResultStore(RESULTS / "reproduce", SCALES["cpu"]()))
 
 
+def compiled(model: str) -> str:
+    """Return a whole step's time, compiled beside eager; a word where it was not measured."""
+    import compile
+
+    path = RESULTS / "speed" / f"compile-{model}.json"
+    return as_markdown(compile.sheet(json.loads(path.read_text()))) if path.exists() else "Not measured yet."
+
+
+def release() -> str:
+    """Return what was installed and tried in clean environments; a word where nothing was."""
+    if not (RESULTS / "release.json").exists():
+        return "Nothing yet."
+    cases = record("release.json")["cases"]
+    rows = [tuple(case[key] for key in ("python", "torch", "extra", "result")) for case in cases]
+    return as_markdown(Sheet("", ("Python", "torch", "extra", "result"), tuple(rows)))
+
+
 def toy() -> str:
     """Return what SWP saves on the paper's toy MLPs."""
     import toy_mlp
@@ -149,9 +166,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
         f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
         for name in ("resnet18", "vit-tiny", "longer-vit-tiny", "peers-resnet18", "peers-vit-tiny")
     },
+    **{f"compile-{name}": lambda name=name: compiled(name) for name in ("resnet18", "vit-tiny")},  # type: ignore[misc]
     "reference-esam": lambda: source(reference.gradient, reference.at_perturbed, reference.ESAM),
     "reference-sam": lambda: source(reference.sam),
     "toy-method": toy_method,
+    "release": release,
     "toy": toy,
     "wrapper": wrapper,
     "demo": lambda: results("demo", 0.3),
