@@ -1,8 +1,10 @@
 """An optimizer looks at its first steps: is each warning there when its cause is, and once? Is training the same?"""
 
 import copy
+import gc
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -163,6 +165,18 @@ def test_the_warnings_filter_switches_it_off_and_a_copy_of_the_optimizer_is_unwa
             optimizer.step(p.closure)
     for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
         assert type(twin.watch) is Unwatched
+
+
+def test_an_optimizer_that_looks_at_itself_is_freed_with_its_last_reference():
+    p, optimizer = start("sam")
+    optimizer.step(p.closure)
+    gone = weakref.ref(optimizer)
+    gc.disable()
+    try:
+        del optimizer
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_warning_that_is_an_error_leaves_a_step_that_counts():

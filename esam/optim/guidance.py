@@ -11,6 +11,7 @@ import itertools
 import math
 import statistics
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -149,7 +150,7 @@ class Watch(Unwatched):
         return None
 
     def _waiting(self) -> Finding | None:
-        name, waits = type(self.optimizer).__name__, self.optimizer.waits()
+        name, waits = self.optimizer.__class__.__name__, self.optimizer.waits()
         if waits:
             sign = f"{name} perturbs nothing in its next {waits} steps"
             remedy = "a training that ends before is never perturbed; total_steps counts its steps, not its epochs"
@@ -227,7 +228,7 @@ class FirstSteps(Watch):
     """An optimizer's look at its own first steps: what is found is warned of, each thing once."""
 
     def __init__(self, optimizer: SharpnessAware) -> None:
-        super().__init__(optimizer)
+        super().__init__(weakref.proxy(optimizer))  # which holds this: a circle would keep a model's memory
         self._told: set[str] = set()
         self._moved = False
 
