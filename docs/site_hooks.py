@@ -18,6 +18,14 @@ _OUTWARD = re.compile(r"(!?)\[([^\]]*)\]\(\.\./([^)]*)\)")
 _DOCTEST = re.compile(r"^>>> .*?(?=\n\s*\n|\Z)", re.MULTILINE | re.DOTALL)
 
 
+def on_config(config: Any) -> Any:
+    """Put pages that mkdocs.yml does not name under a heading of their own, so that none is out of reach."""
+    named = set(re.findall(r"[\w-]+\.md", str(config.nav)))
+    others = sorted(page.name for page in (ROOT / "docs").glob("*.md") if page.name not in named)
+    config.nav += [{"More": others}] if others else []
+    return config
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the changelog, and the pictures of ``results/`` that some page shows."""
     changelog = (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")

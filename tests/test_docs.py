@@ -143,6 +143,11 @@ def test_the_site_has_every_page_every_picture_and_docstrings_with_no_broken_lin
     assert len(list((site / "results").rglob("*.png"))) >= 8
 
 
+def test_every_page_can_be_reached_from_the_first(site):
+    linked = set(re.findall(r'href="(\w+)\.html"', (site / "index.html").read_text()))
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= linked
+
+
 def test_the_site_asks_no_other_server_for_anything(site):
     for page in site.glob("*.html"):
         fetched = re.findall(r"<(?:script|img|iframe|source)[^>]* src=[\"']?(\w+:)?//", page.read_text())
