@@ -245,8 +245,9 @@ class FirstSteps(Watch):
 
     def stepped(self) -> None:
         """Look now and then, and go once there is no more to see."""
+        often = max((self.shown[n] for n in self._samples), default=0)  # the last batch stands for the others
         super().stepped()
-        counting = 0 < len(self.shown) <= MOST_SAMPLES and max(self.shown.values()) <= SHOWN
+        counting = 0 < often <= SHOWN and len(self.shown) <= MOST_SAMPLES
         over = self.steps >= LOOKS[-1] and not counting
         if over:
             self.optimizer.watch = Unwatched()
