@@ -227,9 +227,10 @@ def _trajectory(
     It takes outputs and the samples' positions in the training set.
     """
     added: Callable[[Tensor, Tensor], Tensor] | None = getattr(optimizer, "trajectory_loss", None)
+    if added is None and optimizer.reads_losses and hasattr(train, "order"):
+        return None, train.order(number)
     if added is None:
-        known = optimizer.reads_losses and hasattr(train, "order")
-        return None, train.order(number) if known else torch.empty(0, dtype=torch.long)
+        return None, torch.empty(0, dtype=torch.long)
     if not hasattr(train, "order"):
         raise ValueError(
             f"{type(optimizer).__name__} must know which samples a batch holds; pass batches with order(epoch), such "
