@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: demo test test-fast lint browser docs clean
+.PHONY: demo test test-fast lint browser docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
@@ -21,6 +21,14 @@ test-fast: $(READY) lint
 # The tables of README and docs, from the committed records.
 docs: $(READY)
 	$(BIN)/python docs/tables.py
+
+# The pages as a site, in build/site: open build/site/index.html. Nothing is fetched.
+site: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The wheel in clean environments, each extra by itself; downloads, and takes long.
+extras: $(READY)
+	$(BIN)/python tools/try_release.py
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -44,4 +52,4 @@ $(READY): pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs build

@@ -5,6 +5,7 @@ A block begins with ``<!-- name -->`` and ends with ``<!-- /name -->``, each on 
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import sys
@@ -19,7 +20,7 @@ from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
 from esam.frontier import tables as frontier_tables  # noqa: E402
 from esam.frontier.standings import overall, read_map, regime_title  # noqa: E402
-from esam.optim import METHODS, RECOMMENDED  # noqa: E402
+from esam.optim import METHODS, RECOMMENDED, reference  # noqa: E402
 from esam.report import summarise  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
 from esam.report.sheets import Sheet, as_markdown  # noqa: E402
@@ -98,6 +99,23 @@ def claims(scale: str) -> str:
     return claims_markdown(ResultStore(RESULTS / "reproduce", SCALES[scale]()))
 
 
+def compiled(model: str) -> str:
+    """Return a whole step's time, compiled beside eager; a word where it was not measured."""
+    import compile
+
+    path = RESULTS / "speed" / f"compile-{model}.json"
+    return as_markdown(compile.sheet(json.loads(path.read_text()))) if path.exists() else "Not measured yet."
+
+
+def release() -> str:
+    """Return what was installed and tried in clean environments; a word where nothing was."""
+    if not (RESULTS / "release.json").exists():
+        return "Nothing yet."
+    cases = record("release.json")["cases"]
+    rows = [tuple(case[key] for key in ("python", "torch", "extra", "result")) for case in cases]
+    return as_markdown(Sheet("", ("Python", "torch", "extra", "result"), tuple(rows)))
+
+
 def toy() -> str:
     """Return what SWP saves on the paper's toy MLPs."""
     import toy_mlp
@@ -110,6 +128,16 @@ def wrapper() -> str:
     found = record("wrapper_cost.json")
     rows = [(name, f"{time:.0f}", f"{found['ratio'][name]:.2f}") for name, time in found["microseconds"].items()]
     return as_markdown(Sheet("", ("step by", "microseconds", "of SAM by hand"), tuple(rows)))
+
+
+def source(*things: object) -> str:
+    """Return functions and classes as they stand in the code."""
+    return "```py\n" + "\n\n".join(inspect.getsource(thing) for thing in things) + "```"  # type: ignore[arg-type]
+
+
+def toy_method() -> str:
+    """Return the method of the tests that is written as a contributor would."""
+    return f"```python\n{(ROOT / 'tests' / 'toy_method.py').read_text()}```"
 
 
 def frontier(made: Callable[[Any], Sheet | str]) -> str:
@@ -139,6 +167,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
         f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
         for name in ("resnet18", "vit-tiny", "longer-vit-tiny", "peers-resnet18", "peers-vit-tiny")
     },
+    **{f"compile-{name}": lambda name=name: compiled(name) for name in ("resnet18", "vit-tiny")},  # type: ignore[misc]
+    "reference-esam": lambda: source(reference.gradient, reference.at_perturbed, reference.ESAM),
+    "reference-sam": lambda: source(reference.sam),
+    "toy-method": toy_method,
+    "release": release,
     "toy": toy,
     "wrapper": wrapper,
     "demo": lambda: results("demo", 0.3),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import compare
-    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, LookSAM, SharpnessAware, SliceSAM, take
+    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, GuidanceWarning, LookSAM, SharpnessAware, SliceSAM, take
     from .train.saved import load_run
 
     __version__: str
@@ -18,6 +18,7 @@ __all__ = [
     "METHODS",
     "RECOMMENDED",
     "SAM",
+    "GuidanceWarning",
     "LookSAM",
     "SharpnessAware",
     "SliceSAM",

@@ -327,6 +327,7 @@ def test_the_warning_points_at_the_users_own_line(scheduled):
     assert [w.filename for w in seen] == [__file__]
 
 
+@pytest.mark.filterwarnings("error::esam.GuidanceWarning")
 def test_a_warning_made_an_error_still_gives_the_weights_back():
     optimizer, closure = sum_of([1.0, 1.0, 1.0, 0.001], torch.bfloat16, 2e-3)
     before = optimizer.param_groups[0]["params"][0].detach().clone()

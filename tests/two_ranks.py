@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from esam import METHODS
+from esam import METHODS, GuidanceWarning
 from esam.optim import SharpnessAware
 from esam.optim.ascent import l2_ascent
 
@@ -74,6 +74,7 @@ def _worker(rank, folder, cases, seconds):
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # Accelerate warns where nobody has said
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", "a part of the batch runs apart")  # as in pyproject.toml
+    warnings.simplefilter("ignore", GuidanceWarning)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(

@@ -29,7 +29,7 @@ SAVE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class Landscape:
-    """The loss at theta + sum_k axes[k][i_k] * direction_k."""
+    """The loss at ``theta + sum_k axes[k][i_k] * direction_k``."""
 
     axes: tuple[tuple[float, ...], ...]
     """The coefficients along each direction: one axis for a line, two for a plane."""

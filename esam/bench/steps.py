@@ -44,7 +44,7 @@ def bench_steps(
     bases = [name for name in ("base", "sam") if name in times]
     rows = {
         name: {
-            "seconds": _spread(times[name]),
+            "seconds": spread(times[name]),
             **{f"time / {other}": _compared(times[name], times[other]) for other in bases},
             **passes[name],
             "units": contenders[name].units,
@@ -107,7 +107,7 @@ def _counted(model: nn.Module, step: Callable[[], Any], batch: int) -> dict[str,
 
 def _compared(mine: list[float], theirs: list[float]) -> dict[str, Any]:
     """Return the ratios round by round, and that of the totals: fair to a step whose cost is drawn anew each time."""
-    return {**_spread([a / b for a, b in zip(mine, theirs, strict=True)]), "of totals": sum(mine) / sum(theirs)}
+    return {**spread([a / b for a, b in zip(mine, theirs, strict=True)]), "of totals": sum(mine) / sum(theirs)}
 
 
 def _clock(bench: Bench) -> Callable[[], float]:
@@ -122,7 +122,7 @@ def _clock(bench: Bench) -> Callable[[], float]:
     return synchronised
 
 
-def _spread(values: list[float]) -> dict[str, Any]:
+def spread(values: list[float]) -> dict[str, Any]:
     """Return the median, and an interval for it: the order statistics that hold it with 95 % where n allows."""
     ordered, n = sorted(values), len(values)
     reach = round(0.98 * n**0.5)

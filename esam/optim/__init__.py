@@ -1,5 +1,6 @@
 """Sharpness-aware optimizers: wrap any torch optimizer and train towards flat minima. Needs torch only."""
 
+from .checks import GuidanceWarning
 from .methods.base import Base
 from .methods.esam import ESAM
 from .methods.looksam import LookSAM
@@ -18,6 +19,7 @@ __all__ = [
     "SAM",
     "Base",
     "Candidates",
+    "GuidanceWarning",
     "LookSAM",
     "Method",
     "SharpnessAware",

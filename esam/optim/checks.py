@@ -52,9 +52,13 @@ def refuse_dropped_batches() -> None:
         frame = frame.f_back
 
 
-def warn_caller(message: str) -> None:
+class GuidanceWarning(UserWarning):
+    """Something makes sharpness-aware training worse than it could be; the message has the remedy."""
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn, naming the first line outside this package and torch: schedulers and hooks wrap ``step``."""
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] in ("esam", "torch"):
         level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
+    warnings.warn(message, category, stacklevel=level)

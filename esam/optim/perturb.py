@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .ascent import Eps
-from .checks import warn_caller
+from .checks import GuidanceWarning, warn_caller
 
 _LOW_PRECISION = (torch.float16, torch.bfloat16)
 
@@ -65,5 +65,6 @@ def warn_of_rounding(theta: Sequence[Tensor], weights: Sequence[Tensor], eps: Ep
     if meant and moved < 0.5 * meant:
         warn_caller(
             f"the perturbation moves only {moved / meant:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
-            "so it does little here; keep the weights in float32 and compute in low precision with torch.autocast"
+            "so it does little here; keep the weights in float32 and compute in low precision with torch.autocast",
+            GuidanceWarning,
         )

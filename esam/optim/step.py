@@ -19,8 +19,9 @@ from .buffers import Buffers, has_batch_statistics, kept_buffers
 from .checks import checked_count, checked_number, refuse_dropped_batches, warn_caller
 from .combine import added
 from .graph import graph_of
+from .guidance import FirstSteps, Unwatched
 from .parallel import Gradients, refusing_hidden_replicas
-from .perturb import perturbed, warn_of_rounding
+from .perturb import perturbed
 from .ranking import Candidates, HeadWatch, Weighted
 from .underway import Group, Kept, Role, Step, Targets
 from .wrapper import Wrapper
@@ -74,7 +75,8 @@ class SharpnessAware(Wrapper):
         self.m = None if m is None else checked_count("m", m, "samples")
         super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
         self._step: Step | None = None
-        self._rounding_checked = self._size_warned = False
+        self._size_warned = False
+        self.watch: Unwatched = FirstSteps(self)
 
     @staticmethod
     def idle(settings: Mapping[str, Any]) -> set[str]:
@@ -86,6 +88,10 @@ class SharpnessAware(Wrapper):
     def perturbs_now(self) -> bool:
         """Tell whether this step perturbs; if not, it is the base's own step with ``combine`` on top."""
         return True
+
+    def waits(self) -> int:
+        """Return how many steps are planned before the first that perturbs."""
+        return 0
 
     def mask(self, targets: Targets) -> Targets:
         """Return the tensors to perturb in this step, each with its radius."""
@@ -240,6 +246,7 @@ class SharpnessAware(Wrapper):
             handle.remove()
             if began:
                 self.after_step(loss)
+                self.watch.stepped()
         self._step = None
 
     @contextmanager
@@ -281,6 +288,7 @@ class SharpnessAware(Wrapper):
             if self.blind:
                 with torch.no_grad():
                     step.moved = self.blind_eps(step.drawn)
+                    self.watch.saw_eps(step.drawn.rho, *step.moved)
         if self.draws_samples:
             seed = int(torch.randint(2**62, (), generator=self.generator, device="cpu"))
             step.samples = torch.Generator().manual_seed(seed + self.parallel.rank)
@@ -343,6 +351,7 @@ class SharpnessAware(Wrapper):
     def _in_parts(self, step: Step, whole: Piece, size: int) -> Iterator[tuple[Piece, Role]]:
         """Cut a batch into its part, which runs first, and the rest."""
         part = self.part(size, step.samples or self.generator)
+        self.watch.saw_kept(part, size)
         rest = torch.ones(size, dtype=torch.bool, device=part.device).index_fill(0, part, False).nonzero().flatten()
         if len(rest) == 0 and len(part) == size:
             yield whole, Role(apart=True)
@@ -443,9 +452,7 @@ class SharpnessAware(Wrapper):
         del gradients, part, source
         weights = parallel.local(reached.weights)
         with perturbed(weights, eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
-            if not self._rounding_checked:
-                self._rounding_checked = True
-                warn_of_rounding(theta, weights, eps)
+            self.watch.saw_move(theta, weights, eps)
             del eps  # its directions are the first gradient: the second pass needs the memory
             self._second_pass(self._selected(step), share * self.second_weight, scaler, last=last)
         if not last:
@@ -472,7 +479,9 @@ class SharpnessAware(Wrapper):
             out = self.parallel.union(out, len(step.parameters))
         reached = replace(reached, left_out=tuple(n for n in drawn.left_out if n in out))
         with torch.no_grad():
-            return reached, self.ascent(reached, [source[n] for n in reached.index])
+            eps = self.ascent(reached, [source[n] for n in reached.index])
+            self.watch.saw_eps(reached.rho, reached.weights, eps)
+            return reached, eps
 
     def _worth(self, gradients: Gradients) -> bool:
         """Ask the method, with the same norm on every rank."""
@@ -501,6 +510,7 @@ class SharpnessAware(Wrapper):
         if not all(piece.counted for piece in pieces):
             raise ValueError(UNCOUNTED)
         keep, weights = (found.indices, found.weights) if isinstance(found, Weighted) else (found, None)
+        self.watch.saw_kept(keep, sum(piece.count(None) for piece in pieces))
         lonely = weights is not None or len(pieces) > 1
         least = 2 if lonely and has_batch_statistics(self.model) else 1
         return [Kept(*kept) for kept in split_by_piece(keep, pieces, weights, least=least)]

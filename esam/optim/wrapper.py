@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .checks import checked_number
+from .guidance import Unwatched
 from .parallel import Alone, parallel_of
 
 _OWN = "sharpness_aware_"
@@ -167,7 +168,8 @@ class Wrapper(Optimizer, ABC):
     def __getstate__(self) -> dict[str, Any]:
         # a scheduler's wrapper around step, and hooks, stay behind, as they do for torch's own optimizers
         kept = {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
-        return {**kept, "generator": self.generator.get_state(), "_parallel": None, "_step": None, "_shared": False}
+        fresh = {"_parallel": None, "_step": None, "_shared": False, "watch": Unwatched()}
+        return {**kept, "generator": self.generator.get_state(), **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         generator = torch.Generator()

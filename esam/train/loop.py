@@ -194,6 +194,8 @@ def _train_epoch(
                 own = loss(outputs, targets)
                 return own if trajectory is None else own + trajectory(outputs, seen[keep])
 
+        if optimizer.reads_losses and len(seen) == len(y):  # a ranking that keeps the same samples is told of
+            optimizer.watch.samples(seen)
         at_theta = optimizer.step(closure, scaler=scaler, batch_size=len(y))
         assert at_theta is not None, "a step with a closure returns its loss"
         losses.append(at_theta)
@@ -240,6 +242,8 @@ def _trajectory(
     It takes outputs and the samples' positions in the training set.
     """
     added: Callable[[Tensor, Tensor], Tensor] | None = getattr(optimizer, "trajectory_loss", None)
+    if added is None and optimizer.reads_losses and hasattr(train, "order"):
+        return None, train.order(number)
     if added is None:
         return None, torch.empty(0, dtype=torch.long)
     if not hasattr(train, "order"):

@@ -49,6 +49,12 @@ class SometimesSAM(SharpnessAware):
         done = self._steps / self.total_steps
         return done < self.share if self.when == "early" else done >= 1 - self.share
 
+    def waits(self) -> int:
+        """Return how many steps are left before the phase begins; 0 where there is none to wait for."""
+        if self.when != "late" or self.total_steps is None:
+            return 0
+        return max(0, math.ceil(self.total_steps * (1 - self.share)) - self._steps)
+
     def after_step(self, loss: Tensor) -> None:
         """Count."""
         self._steps += 1

@@ -1,0 +1,151 @@
+"""What does torch.compile make of a whole step? Every method, compiled beside eager, in turn, in one run.
+
+    python benchmarks/compile.py resnet18 [--rounds 3] [--minutes 9] [--batch 32] [--out results/speed]
+    python benchmarks/compile.py vit-tiny
+
+One thread, processor time; batches of one size. All methods share one eager and one compiled model, so that each graph
+is made once: one for every size of batch or part (dynamic=False), with a gradient or without. A step in which a graph
+is made is counted, not timed. The record is written after each round and a later call goes on from it, so a run that
+``--minutes`` ended, or that was killed, only lacks rounds; graphs come from torch's own cache then.
+"""
+
+import argparse
+import copy
+import json
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+import torch._dynamo
+
+from esam.bench.config import Bench
+from esam.bench.contenders import contender
+from esam.bench.steps import spread
+from esam.files import write_atomically
+from esam.optim import METHODS
+from esam.optim.guidance import graph_count
+from esam.report.sheets import Sheet, as_text
+from esam.train.models import build_model, fastest_memory_format
+from esam.train.record import environment
+
+WAYS = ("eager", "compiled")
+PUBLIC = [name for name, row in METHODS.items() if row.kind != "study"]
+GRAPHS = 64
+"""More than all sizes and ways of running need, so that none falls back to eager code."""
+
+
+def steps_of(bench, names, backend):
+    """Return the functions that take one step, by method and way."""
+    torch.manual_seed(0)
+    model = build_model(bench.model, classes=bench.classes, channels=3, size=bench.size).train()
+    layout = fastest_memory_format(model)
+    model = model.to(memory_format=layout)
+    torch._dynamo.config.recompile_limit = GRAPHS
+    models = {"eager": model, "compiled": torch.compile(copy.deepcopy(model), backend=backend, dynamic=False)}
+    x = torch.randn(bench.batch_size, 3, bench.size, bench.size).contiguous(memory_format=layout)
+    y = torch.randint(0, bench.classes, (bench.batch_size,))
+    return {(name, way): contender(name).build(models[way], x, y) for name in names for way in WAYS}
+
+
+def timed(step):
+    """Take a step; return its processor time and how many graphs it made."""
+    before, start = graph_count(), time.process_time()
+    step()
+    return time.process_time() - start, graph_count() - before
+
+
+def measure(bench, names, path, *, backend="inductor", minutes=9.0, on_step=lambda *_: None):
+    """Take rounds until there are as many as asked for, or the minutes are spent; return the record."""
+    torch.set_num_threads(bench.threads)
+    began = time.monotonic()
+    seconds, graphs, rounds = earlier(bench, names, backend, path)
+    steps = steps_of(bench, names, backend)
+    for step in () if rounds >= bench.rounds else steps.values():  # warms up, and compiles
+        step()
+        on_step("warm-up")
+    while rounds < bench.rounds and (rounds == 0 or time.monotonic() - began < 60 * minutes):
+        keys = list(steps)
+        turn = rounds * len(WAYS) % len(keys)
+        for name, way in keys[turn:] + keys[:turn]:
+            taken, made = timed(steps[name, way])
+            graphs[name] += made
+            seconds[name][way] += [] if made else [taken]
+            on_step(name)
+        rounds += 1
+        record = recorded(bench, backend, rounds, seconds, graphs)
+        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
+    return json.loads(path.read_text())
+
+
+def earlier(bench, names, backend, path):
+    """Return the times of an earlier call with the same settings, or none."""
+    if path.exists():
+        old = json.loads(path.read_text())
+        same = {**old["bench"], "rounds": bench.rounds} == asdict(bench) and list(old["contenders"]) == list(names)
+        if not same or old["backend"] != backend:
+            raise SystemExit(f"{path} holds another measurement: remove it, or give another --out")
+        rows = old["contenders"].items()
+        return {n: row["seconds"] for n, row in rows}, {n: row["graphs"] for n, row in rows}, old["rounds"]
+    return {name: {way: [] for way in WAYS} for name in names}, dict.fromkeys(names, 0), 0
+
+
+def recorded(bench, backend, rounds, seconds, graphs):
+    """Return the record: raw times, so that a later call can go on, and what they say."""
+    base = {way: sum(seconds["base"][way]) / max(len(seconds["base"][way]), 1) for way in WAYS}
+    rows = {}
+    for name, own in seconds.items():
+        mean = {way: sum(own[way]) / max(len(own[way]), 1) for way in WAYS}
+        rows[name] = {
+            "seconds": own,
+            "graphs": graphs[name],
+            **{way: spread(own[way]) for way in WAYS if own[way]},
+            "compiled / eager": mean["compiled"] / mean["eager"] if mean["eager"] else None,
+            "of base": {way: mean[way] / base[way] if base[way] else None for way in WAYS},
+        }
+    return {
+        "what": "a whole step, compiled beside eager; graphs: made after the warm-up, in steps that are not timed",
+        "bench": asdict(bench),
+        "backend": backend,
+        "rounds": rounds,
+        "contenders": rows,
+        "environment": environment(),
+    }
+
+
+def sheet(record):
+    """Return the record as a table."""
+    rows = []
+    for name, row in record["contenders"].items():
+        times = [f"{1e3 * row[way]['median']:.0f}" if way in row else "–" for way in WAYS]
+        ratios = [row["compiled / eager"], row["of base"]["eager"], row["of base"]["compiled"]]
+        cells = [f"{ratio:.2f}" if ratio else "–" for ratio in ratios]
+        rows.append((name, *times, *cells, str(row["graphs"])))
+    head = (
+        "step by",
+        "eager, ms",
+        "compiled, ms",
+        "compiled / eager",
+        "eager / base",
+        "compiled / base",
+        "graphs later",
+    )
+    bench = record["bench"]
+    title = f"{bench['model']}, batch {bench['batch_size']}, {record['rounds']} rounds"
+    return Sheet(title, head, tuple(rows))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--minutes", type=float, default=9.0, help="no round begins after so many")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--methods", nargs="+", default=PUBLIC, help="base among them")
+    parser.add_argument("--out", type=Path, default=Path("results/speed"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(model=given.model, rounds=given.rounds, batch_size=given.batch)
+    path = given.out / f"compile-{given.model}.json"
+    found = measure(bench, given.methods, path, minutes=given.minutes, on_step=lambda n: print(n, flush=True))
+    print(as_text(sheet(found)))
