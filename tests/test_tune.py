@@ -250,22 +250,29 @@ def test_a_loader_is_tuned_on_samples_given_for_it_and_else_refused(tmp_path):
 # What to change ------------------------------------------------------------------------------------------------------
 
 
-def told(folder, *results):
-    """What is advised for (method, test accuracy, training accuracy)."""
-    for method, accuracy, fitted in results:
-        name = {"base": "SGD", "sam": "SAM", "esam": "ESAM"}[method]
-        config = dataclasses.replace(TINY, method=method).as_json()
-        run = {"name": name, "method": method, "seed": 0, "config": config, "environment": {}}
-        writer = RecordWriter.create(folder / method / RECORD_NAME, run)
-        writer.end(test_accuracy={"last": accuracy, "best": accuracy}, train_accuracy=fitted)
+def told(folder, *results, **more):
+    """What is advised for (method, test accuracy, training accuracy); None: the run diverged."""
+    for seed, (method, accuracy, fitted) in enumerate(results):
+        name = {"base": "SGD", "sam": "SAM", "esam": "ESAM", "slicesam": "SliceSAM"}[method]
+        config = dataclasses.replace(TINY, method=method, epochs=200, **more).as_json()
+        run = {"name": name, "method": method, "seed": seed, "config": config, "environment": {}}
+        run["data"] = {"train": 200, "test": 100, "fingerprint": "f00d"}
+        writer = RecordWriter.create(folder / f"{seed}" / RECORD_NAME, run)
+        status = "finished" if accuracy is not None else "diverged"
+        writer.end(status=status, test_accuracy={"last": accuracy, "best": accuracy}, train_accuracy=fitted)
     (methods,) = summarise(read_records(folder)).values()
     return advice(methods)
 
 
 def test_a_method_that_did_not_fit_is_told_what_to_change(tmp_path):
     (line,) = told(tmp_path, ("base", 0.868, 0.96), ("sam", 0.87, 0.96), ("esam", 0.556, 0.61))
-    assert line.startswith("ESAM has fitted 61 % of its training data, SGD all of it")
+    assert line.startswith("ESAM has fitted 61 % of its training data, SGD all of it: it was not trained to the end.")
     assert "gamma 1, with which all samples train (now 0.5)" in line and "a smaller rho (now 0.05)" in line
+
+
+def test_a_run_of_few_steps_is_told_so_whatever_its_epochs(tmp_path):
+    (line,) = told(tmp_path, ("base", 0.868, 0.96), ("esam", 0.556, 0.61), batch_size=128)
+    assert "not trained to the end; 200 epochs are but 400 steps here. Try more epochs" in line
 
 
 def test_where_nothing_is_fitted_more_training_is_advised_and_no_setting(tmp_path):
@@ -273,9 +280,42 @@ def test_where_nothing_is_fitted_more_training_is_advised_and_no_setting(tmp_pat
     assert len(lines) == 2 and all("more epochs, or a larger model" in line and "rho" not in line for line in lines)
 
 
-def test_a_fitted_method_that_loses_by_more_than_a_point_is_told_to_be_tuned(tmp_path):
-    (line,) = told(tmp_path, ("base", 0.90, 1.0), ("sam", 0.885, 1.0))
+def test_a_fitted_method_that_loses_by_more_than_a_point_is_told_to_be_tuned_and_a_tuned_one_is_not(tmp_path):
+    (line,) = told(tmp_path / "plain", ("base", 0.90, 1.0), ("sam", 0.885, 1.0))
     assert line.startswith("SAM is 1.5 points under SGD though it fits") and "--tune 4" in line
+    search = {
+        "trials": [{"rho": rho, "accuracy": 0.9, "loss": None} for rho in (0.05, 0.025)],
+        "chosen": {"rho": 0.025},
+    }
+    (line,) = told(tmp_path / "tuned", ("base", 0.90, 1.0), ("sam", 0.885, 1.0), tuned=search)
+    assert "its rho is the smallest that was tried" in line and "--tune" not in line
+
+
+def test_a_loss_within_what_seeds_differ_by_is_told_as_such(tmp_path):
+    (line,) = told(tmp_path, ("base", 0.90, 1.0), ("base", 0.96, 1.0), ("sam", 0.90, 1.0), ("sam", 0.93, 1.0))
+    assert line.startswith("SAM is 1.5 points under SGD") and "by no more than seeds differ" in line
+
+
+def test_a_method_that_diverged_is_told_what_to_lower(tmp_path):
+    (line,) = told(tmp_path, ("base", 0.9, 1.0), ("sam", None, None), ("sam", 0.9, 1.0))
+    assert line.startswith("SAM diverged with 1 of 2 seeds") and "a lower lr (now 0.1) or a smaller rho" in line
+
+
+def test_a_method_outside_its_range_is_told_why(tmp_path):
+    (line,) = told(tmp_path / "noisy", ("base", 0.90, 1.0), ("esam", 0.80, 1.0), label_noise=0.2)
+    assert "where labels are wrong, its ranking keeps those first" in line
+    (line,) = told(tmp_path / "few", ("base", 0.90, 1.0), ("slicesam", 0.80, 1.0), batch_size=16)
+    assert "its correction is that of 2 samples of each batch" in line
+
+
+def test_targets_that_are_no_classes_are_judged_by_their_loss(tmp_path):
+    for seed, (method, loss) in enumerate((("base", 1.0), ("sam", 1.04), ("esam", 1.2))):
+        config = dataclasses.replace(TINY, method=method).as_json()
+        run = {"name": method.upper(), "method": method, "seed": seed, "config": config, "environment": {}}
+        RecordWriter.create(tmp_path / method / RECORD_NAME, run).end(test_accuracy={}, test_loss=loss)
+    (methods,) = summarise(read_records(tmp_path)).values()
+    (line,) = advice(methods)
+    assert line.startswith("ESAM has 1.2 times BASE's test loss") and "gamma 1" in line
 
 
 def test_nothing_is_advised_where_nothing_is_wrong(tmp_path):

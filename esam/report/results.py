@@ -25,6 +25,7 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
         "Test metric": [measured(one.test_metric, seeds=one.n) for one in methods],
         "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
         "Best, %": [percent(one.best, seeds=one.n) for one in methods],
+        **{f"{readable(name)}, tuned": [_setting(one, name) for one in methods] for name in searched},
         "Train loss": [measured(one.train_loss, seeds=one.n) for one in methods],
         "Sharpness": [measured(one.sharpness, seeds=one.n) for one in methods],
         "Images/s": [measured(one.images_per_second, seeds=one.n) for one in methods],
@@ -33,7 +34,6 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
         "Peak memory": [mean(one.peak_memory, memory) for one in methods],
         "Forward": [mean(one.forwards, counted) for one in methods],
         "Backward": [mean(one.backwards, counted) for one in methods],
-        **{f"{readable(name)}, tuned": [_setting(one, name) for one in methods] for name in searched},
     }
     if columns is None:
         classes = any(one.accuracy is not None for one in methods)
