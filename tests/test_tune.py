@@ -266,7 +266,7 @@ def told(folder, *results, **more):
 
 def test_a_method_that_did_not_fit_is_told_what_to_change(tmp_path):
     (line,) = told(tmp_path, ("base", 0.868, 0.96), ("sam", 0.87, 0.96), ("esam", 0.556, 0.61))
-    assert line.startswith("ESAM has fitted 61 % of its training data, SGD all of it: it was not trained to the end.")
+    assert line.startswith("ESAM has fitted 61 % of its training data, SGD 96 %: it was not trained to the end.")
     assert "gamma 1, with which all samples train (now 0.5)" in line and "a smaller rho (now 0.05)" in line
 
 

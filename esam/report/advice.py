@@ -55,7 +55,7 @@ def _verdict(one: MethodSummary) -> Verdict | None:
         else:
             ways = _or(["more epochs", *_ways(one), "another method"])
             why = "; ".join(filter(None, ["it was not trained to the end", _short(one), _outside(one)]))
-            line = f"{share}, {base.name} all of it: {why}. Try {ways}."
+            line = f"{share}{_share(base)}: {why}. Try {ways}."
         return Verdict(one.name, "under-fits", line)
     behind = None if base is None else _behind(one, base)
     if behind is None:
@@ -68,6 +68,14 @@ def _verdict(one: MethodSummary) -> Verdict | None:
     )
     ways = _or([*_ways(one), *(search or ["another method"])])
     return Verdict(one.name, "behind", f"{behind}{f': {why}' if why else ''}. Try {ways}.")
+
+
+def _share(base: MethodSummary) -> str:
+    """Say how much of the training data the base has fitted."""
+    if base.train_accuracy is None:
+        return ""
+    percent = 100 * base.train_accuracy.mean
+    return f", {base.name} all of it" if percent > 99.95 else f", {base.name} {percent:.3g} %"
 
 
 def _behind(one: MethodSummary, base: MethodSummary) -> str | None:

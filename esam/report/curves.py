@@ -64,9 +64,10 @@ def curves(drawn: Sequence[Drawn], title: str, of: tuple[Quantity, Quantity], x_
         "hovermode": "x unified" if x_unit == "epoch" else "closest",  # at one time, methods are at different epochs
     }
     differ = any(point.low < point.high for point in shown)
-    reading = (["Mean of the seeds, band from lowest to highest"] if bands and differ else []) + remark
+    told = "; ".join((["mean of the seeds, band from lowest to highest"] if bands and differ else []) + remark)
     whole = f"{title}. {'; '.join(ends)}."
-    return Chart(title, "; ".join(reading), whole, bands + lines, layout, log=y_axis in (loss_axis, _whole_axis))
+    reading = told[:1].upper() + told[1:]
+    return Chart(title, reading, whole, bands + lines, layout, log=y_axis in (loss_axis, _whole_axis))
 
 
 def _marked(trace: PlotlyTrace, more: dict[str, str]) -> PlotlyTrace:

@@ -92,6 +92,7 @@ def _section(condition: str, drawn: Sequence[Drawn], analyses: Sequence[Surround
     methods = [one.summary for one in drawn]
     found = verdicts(methods)
     every = [*histories(drawn), *endings(drawn), *landscape_charts(drawn, analyses)]
+    every.sort(key=lambda chart: chart.wide)  # in pairs, and then what takes a row of its own
     return {
         "condition": condition,
         "sentences": words.sentences(methods),
