@@ -123,6 +123,13 @@ def toy() -> str:
     return str(toy_mlp.markdown(record("toy_mlp.json")))
 
 
+def five_problems() -> str:
+    """Return what the methods give by their defaults on five small problems, and what is said of it."""
+    import five_problems
+
+    return str(five_problems.markdown())
+
+
 def wrapper() -> str:
     """Return what a step costs where it is hardly more than calls."""
     found = record("wrapper_cost.json")
@@ -174,6 +181,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "release": release,
     "toy": toy,
     "wrapper": wrapper,
+    "five-problems": five_problems,
     "demo": lambda: results("demo", 0.3),
     "cifar10": lambda: results("cifar10/runs", CLEAN),
     "cifar10-noisy": lambda: results("cifar10/runs", NOISY),

@@ -8,6 +8,7 @@ import torch
 
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.cli import main
+from esam.report.landscapes import read_analyses
 from esam.train.trained import figures, random_landscape, trained_run
 
 SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
@@ -76,7 +77,9 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     assert [len(group) for group in groups] == [9, 9]
     assert groups[0][4] == pytest.approx(result["loss"], rel=1e-5) == groups[1][4]  # the middle is theta
     kinds = {f"{name}.{ending}" for name in ("contour", "surface") for ending in ("svg", "png")}
-    assert {path.name for path in pictures.iterdir()} == {*kinds, "landscape.json"}
+    assert {path.name for path in pictures.iterdir()} == {*kinds, "landscape.json", "analysis.json"}
+    (around,) = read_analyses(pictures)  # what esam report draws
+    assert around.run == result["run"]["id"] and len(around.plane[1]) == len(result["landscape"]["axes"][1])
     assert contents(run) == before
 
 
@@ -112,7 +115,7 @@ def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam
     density = result["spectral_density"]
     assert density["lanczos"] == 6 and len(density["eigenvalues"]) == len(density["density"]) > 100
     kinds = {f"{name}.{ending}" for name in ("line", "density") for ending in ("svg", "png")}
-    assert {path.name for path in pictures.iterdir()} == {*kinds, "line.json"}
+    assert {path.name for path in pictures.iterdir()} == {*kinds, "line.json", "analysis.json"}
 
 
 def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):

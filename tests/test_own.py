@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import esam
-from esam.compare.own import _described
+from esam.compare.given import described
 from esam.train.loader import SeededLoader
 from esam.train.record import read_records
 from esam.train.weights import LAST_NAME
@@ -217,9 +217,7 @@ def test_any_optimizer_is_the_base_and_the_record_says_which(tmp_path):
 def test_an_optimizer_with_groups_is_described_group_by_group():
     one, two = nn.Linear(2, 2), nn.Linear(2, 2)
     groups = [{"params": one.parameters()}, {"params": two.parameters(), "lr": 0.5}]
-    assert (
-        _described(torch.optim.SGD(groups, lr=0.1, momentum=0.9)) == "SGD(lr=0.1, momentum=0.9; lr=0.5, momentum=0.9)"
-    )
+    assert described(torch.optim.SGD(groups, lr=0.1, momentum=0.9)) == "SGD(lr=0.1, momentum=0.9; lr=0.5, momentum=0.9)"
 
 
 def test_pretrained_weights_are_where_every_run_begins(tmp_path):

@@ -138,6 +138,9 @@ def test_the_last_line_holds_what_the_trained_model_gives(tmp_path):
     accuracies = [line["test_accuracy"] for line in record.epochs]
     assert record.end["test_accuracy"] == {"last": accuracies[-1], "best": max(accuracies)}
     assert record.epochs[-1]["test_accuracy"] == evaluate(model.float(), test)["test_accuracy"]
+    counts, accuracies = record.data["of_each_class"]["test"], record.end["class_accuracy"]
+    right = sum(round(count * accuracy) for count, accuracy in zip(counts, accuracies, strict=True))
+    assert right / sum(counts) == record.end["test_accuracy"]["last"]
     assert (record.end["forwards"], record.end["backwards"]) == (10.0, 6.0)
     assert record.name == "ESAM" and record.config == json.loads(json.dumps(config.as_json()))
 

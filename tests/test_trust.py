@@ -43,6 +43,7 @@ def test_a_record_tells_counts_classes_shape_and_normalisation_of_its_data(tmp_p
     photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
     told = run(dataclasses.replace(TINY, data=str(photos), train_size=None), tmp_path / "run").data
     assert (told["train"], told["test"], told["classes"], told["shape"]) == (8, 2, ["cats", "dogs"], [3, 8, 8])
+    assert told["of_each_class"] == {"train": [5, 3], "test": [1, 1]}
     assert len(told["mean"]) == len(told["std"]) == 3 and told["mean"][1:] == [0, 1]  # no green, all the blue
 
 

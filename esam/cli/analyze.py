@@ -54,7 +54,9 @@ class AnalyzeOptions:
     out: Path | None = None
     """Where to write the figures as JSON."""
     pictures: Path | None = None
-    """Folder for pictures (SVG and PNG) and values of landscape, line and density. Interrupted, they resume there."""
+    """Folder for pictures (SVG and PNG) and values of landscape, line and density. Interrupted, they resume there.
+
+    Below the folder of a comparison, `esam report` draws them too."""
 
 
 def analyze(arguments: list[str]) -> None:
@@ -78,18 +80,21 @@ def analyze(arguments: list[str]) -> None:
         print(f"  {label:44} {value}")
     if options.density and options.pictures is not None:
         _draw_density(run.record.name, result["spectral_density"], options.pictures)
-    _write(options.out, result)  # a landscape may take long
+    _write(options, result)  # a landscape may take long
     for name, points, axes in (("landscape", options.landscape, 2), ("line", options.line, 1)):
         if points:
             result[name] = _landscape(run, options, name, points, axes)
-            _write(options.out, result)
+            _write(options, result)
 
 
-def _write(path: Path | None, result: dict[str, Any]) -> None:
+def _write(options: AnalyzeOptions, result: dict[str, Any]) -> None:
+    """Write the figures where they are asked for, and beside the pictures, where `esam report` finds them."""
     from esam.files import write_atomically
+    from esam.report.landscapes import ANALYSIS_NAME
     from esam.train.record import encode
 
-    if path is not None:
+    beside = None if options.pictures is None else options.pictures / ANALYSIS_NAME
+    for path in filter(None, (options.out, beside)):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode(result))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import tyro
 
@@ -29,9 +30,11 @@ class CompareOptions:
     jobs: int = 1
     """Runs at a time."""
     tune: int = 0
-    """Values of rho to try for each method on held-out training data, before the runs; 4 is a good number, 0: none.
+    """Trials of each method on held-out training data, before the runs; 4 is a good number, 0: none.
 
     The search's runs are beside OUT, in OUT-tuning."""
+    tune_over: tuple[Literal["rho", "lr", "weight_decay"], ...] = ("rho",)
+    """What the trials look for; the base optimizer too gets its lr and weight_decay by as many trials."""
 
 
 def compare(arguments: list[str]) -> None:
@@ -46,22 +49,28 @@ def compare(arguments: list[str]) -> None:
     from esam.compare.launch import Launcher, divergences
     from esam.compare.live import show_results, watch
     from esam.compare.plan import Comparison, plan
-    from esam.compare.tune import tried_sheet, tune
+    from esam.compare.tune import tell_search, trials, tune
     from esam.report import write_report
     from esam.report.sheets import as_text
+    from esam.report.tuned import tried_sheet
 
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
     console = Console()
     comparison = Comparison(config, options.methods, options.seeds, settings)
-    check(plan(comparison, options.out), options.out)
+    if options.tune_over != ("rho",) and not options.tune:
+        raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
+    beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
+    searched = trials(comparison, beside, options.tune, options.tune_over) if options.tune else {}
+    runs = [run for several in searched.values() for run, _ in several]
+    check([*plan(comparison, options.out), *runs], options.out)
     if options.tune:
         launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), console)  # noqa: E731
-        beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
-        comparison, tried = tune(comparison, beside, options.tune, launch)
-        console.print(as_text(tried_sheet(tried)), "", highlight=False, markup=False, sep="\n")
+        comparison, _ = tune(comparison, beside, options.tune, launch, options.tune_over)
+        console.print(as_text(tried_sheet(comparison.tuned)), "", highlight=False, markup=False, sep="\n")
     runs = plan(comparison, options.out)
+    tell_search(runs)
     failure: RuntimeError | None = None
     try:
         watch(Launcher(runs, jobs=options.jobs), console)

@@ -61,7 +61,7 @@ def take_recipe(arguments: list[str]) -> Comparison | None:
 
 def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Read sam.rho=0.1 as {"sam": {"rho": 0.1}}, each value by the type that the method or the run has for it."""
-    fields = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", "settings"}
+    fields = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", "settings", "tuned"}
     found: dict[str, dict[str, Any]] = {}
     for word in words:
         method, dot, rest = word.partition(".")

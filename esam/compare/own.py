@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch import nn
+from torch.utils.data import DataLoader
 
 from esam.report import MethodSummary, summarise, write_report
 from esam.report.advice import advice
 from esam.report.results import results_sheet
 from esam.report.sheets import as_text
+from esam.report.tuned import tried_sheet
 from esam.report.words import sentences
 from esam.train.config import Config
-from esam.train.evaluation import Batch, Loss, Metric, per_sample_cross_entropy
-from esam.train.facts import data_facts
-from esam.train.loader import SeededLoader
-from esam.train.models import fastest_memory_format
+from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
 from esam.train.names import did_you_mean
 from esam.train.record import RunRecord
-from esam.train.runs import EVALUATION_BATCH, InOrder, Parts, build_optimizer, check_choices, chosen_device, run
-from esam.train.task import Task, TaskBatches
-from esam.train.trained import IMAGES, objective_sharpness
+from esam.train.runs import run
 
-from .plan import DEFAULT_METHODS, Comparison, plan
-
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-Given = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-"""Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader."""
+from .given import Given, OptimizerFactory, Own
+from .plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
+from .tune import tell_search
+from .tune import tune as search
 
 TAKEN = [
     "batch_size",
@@ -81,6 +71,9 @@ def compare(
     classes: Sequence[str] | None = None,
     name: str = "own",
     out: str | Path = "runs/compare",
+    tune: int = 0,
+    tune_over: Sequence[str] = ("rho",),
+    validation: Given | None = None,
     tell: Callable[[str], None] | None = print,
     **more: Any,
 ) -> Compared:
@@ -101,100 +94,44 @@ def compare(
         settings: What differs for a method, as in ``{"sam": {"rho": 0.1}}``.
         classes: The classes' names.
         name: What the report calls the data.
+        tune: Trials of each method before the runs, in a folder beside ``out``; 0: none.
+        tune_over: What they look for: "rho", "lr", "weight_decay"; of an optimizer function's groups by one factor.
+        validation: What the trials are evaluated on, like ``train``; by default a fifth of it that they leave out.
         tell: Called with a line for each epoch; None: silence.
         more: Fields of ``esam.train.Config``: batch_size, evaluate_every, lr, momentum, weight_decay, schedule, budget,
             precision, device, threads, notes.
     """
     _check_words(more, train, optimizer)
-    own = _Own(build_model, train, test, loss, metric, optimizer, classes)
+    if not tune and (validation is not None or tuple(tune_over) != ("rho",)):
+        raise ValueError("tune_over and validation are for a search, and there is none; add tune=4")
+    over = tuple(tune_over) if tune else ()
+    own = Own(build_model, train, test, loss, metric, optimizer, classes, validation=validation, tune_over=over)
     config = own.configured(Config(data=name, epochs=epochs, **more)).check()
-    runs = plan(Comparison(config, tuple(methods), tuple(seeds), settings or {}), out)
-    records = []
-    for planned in runs:
-        record = run(
-            planned.config,
-            planned.folder,
-            parts=own.parts,
-            measures={"sharpness": own.sharpness},
-            watch=None if tell is None else _teller(tell, planned.config),
-            keep_weights=True,
-        )
-        records.append(record)
+    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {})
+
+    def launch(runs: Sequence[PlannedRun]) -> list[RunRecord]:
+        return [
+            run(
+                planned.config,
+                planned.folder,
+                parts=own.parts,
+                measures={} if planned.config.validation else {"sharpness": own.sharpness},
+                watch=None if tell is None else _teller(tell, planned.config),
+                keep_weights=not planned.config.validation,
+            )
+            for planned in runs
+        ]
+
+    plan(comparison, out)  # refuses before the search what could not be compared after it
+    if tune:
+        beside = Path(out).with_name(f"{Path(out).name}-tuning")
+        comparison, _ = search(comparison, beside, tune, launch, tune_over)
+        if tell is not None:
+            tell(as_text(tried_sheet(comparison.tuned)))
+    runs = plan(comparison, out)
+    tell_search(runs)
+    records = launch(runs)
     return Compared(tuple(records), write_report(out))
-
-
-class _Own:
-    """What a user gave, made into the parts of runs."""
-
-    def __init__(
-        self,
-        build_model: Callable[[], nn.Module],
-        train: Given,
-        test: Given,
-        loss: Loss,
-        metric: Metric | None,
-        optimizer: OptimizerFactory | str,
-        classes: Sequence[str] | None,
-    ) -> None:
-        if isinstance(build_model, nn.Module):
-            raise ValueError("build_model must be a function that builds a model, got a model; write lambda: ...")
-        for word, given in (("build_model", build_model), ("loss", loss)):
-            if not callable(given):
-                raise ValueError(f"{word} must be a function, got {type(given).__name__}")
-        self._build, self._loss, self._metric, self._optimizer = build_model, loss, metric, optimizer
-        self._train, self._test = train, test
-        parts = [given.dataset if isinstance(given, DataLoader) else given for given in (train, test)]
-        self._task = Task(parts[0], parts[1], loss, None if classes is None else tuple(classes))
-        self._facts = data_facts(self._task)
-
-    def configured(self, config: Config) -> Config:
-        """Return the configuration with the model and the optimizer told by their names and settings."""
-        model, batch = self._model(0), getattr(self._train, "batch_size", None)
-        where, what = (getattr(self._build, name, "own") for name in ("__module__", "__qualname__"))
-        told: dict[str, Any] = {"model": f"{where}:{what}"}
-        if batch is not None:
-            told["batch_size"] = batch
-        if isinstance(self._optimizer, str):
-            config = dataclasses.replace(config, optimizer=self._optimizer, **told)  # type: ignore[arg-type]
-            check_choices(config)
-            return config
-        base = self._optimizer(model.parameters())
-        if not isinstance(base, Optimizer):
-            raise ValueError(f"optimizer must return a torch optimizer, got {type(base).__name__}")
-        return dataclasses.replace(config, optimizer=_described(base), lr=float(base.param_groups[0]["lr"]), **told)  # type: ignore[arg-type]
-
-    def parts(self, config: Config) -> Parts:
-        """Return the parts of one run."""
-        device = chosen_device(config.device)
-        model = self._model(config.seed)
-        model = model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-        train, ordered = self._batches(self._train, config, device)
-        steps = config.epochs * len(train) if config.budget is None else None
-        facts = {**self._facts, "model": _shape_of(model)}
-        base = None if isinstance(self._optimizer, str) else self._optimizer(model.parameters())
-        method = build_optimizer(config, model, base=base, total_steps=steps)
-        test = self._batches(self._test, config, device)[1]
-        return Parts(self._task, facts, model, method, train, test, ordered, self._loss, device, self._metric)
-
-    def sharpness(self, model: nn.Module, data: Any, device: torch.device) -> float:
-        """Return R_S over some training samples."""
-        _, ordered = self._batches(self._train, Config(), device)
-        return objective_sharpness(model, _some(ordered, IMAGES, device), self._loss)
-
-    def _model(self, seed: int) -> nn.Module:
-        torch.manual_seed(seed)
-        model = self._build()
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"build_model must return a torch.nn.Module, got {type(model).__name__}")
-        return model
-
-    def _batches(self, given: Given, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch]]:
-        """Return batches to train by, and the same samples once, to evaluate on."""
-        if isinstance(given, DataLoader):
-            seeded = SeededLoader(given, seed=config.seed)
-            return seeded, seeded
-        shuffled = TaskBatches(given, config.batch_size, seed=config.seed, device=device)
-        return shuffled, InOrder(TaskBatches(given, EVALUATION_BATCH, device=device))
 
 
 def _check_words(more: Mapping[str, Any], train: Given, optimizer: OptimizerFactory | str) -> None:
@@ -211,37 +148,6 @@ def _check_words(more: Mapping[str, Any], train: Given, optimizer: OptimizerFact
 def _told(title: str, methods: Sequence[MethodSummary]) -> str:
     lines = [sentences(methods), *(f"- {line}" for line in advice(methods))]
     return "\n".join([as_text(results_sheet(methods, title)), "", *lines])
-
-
-def _described(base: Optimizer) -> str:
-    """Say an optimizer as it would be written: its class, and what differs from the class's defaults."""
-    usual = {name: p.default for name, p in inspect.signature(type(base)).parameters.items()}
-    groups = []
-    for group in base.param_groups:
-        own = {name: value for name, value in group.items() if name in usual and value != usual[name]}
-        groups.append(
-            ", ".join(f"{name}={value}" for name, value in {"lr": group["lr"], **own}.items() if name != "params")
-        )
-    return f"{type(base).__name__}({'; '.join(groups)})"
-
-
-def _shape_of(model: nn.Module) -> str:
-    """Return what changes when the model does: the names, shapes and types of its tensors, in few letters."""
-    told = [
-        f"{name} {tuple(value.shape)} {value.dtype}"
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    ]
-    return hashlib.sha256("\n".join(told).encode()).hexdigest()[:16]
-
-
-def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator[Batch]:
-    seen = 0
-    for x, y in batches:
-        if seen >= most:
-            return
-        seen += len(y)
-        yield x.to(device), y.to(device)
 
 
 def _teller(tell: Callable[[str], None], config: Config) -> Callable[[dict[str, Any]], None]:

@@ -51,6 +51,8 @@ class Comparison:
     seeds: tuple[int, ...] = (0, 1, 2)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What differs for a method, as in ``{"sam": {"rho": 0.1}}``."""
+    tuned: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What a search tried and chose for a method: told in its records."""
 
 
 def plan(comparison: Comparison, folder: str | Path) -> list[PlannedRun]:
@@ -75,7 +77,8 @@ def configured(comparison: Comparison, method: str, seed: int) -> Config:
     own = dict(names.get(ALIASES.get(method, method), {}))
     common = {k: v for k, v in comparison.config.settings.items() if k in row.options() and k not in row.settings}
     settings = {**common, **{name: own.pop(name) for name in list(own) if name in row.options()}}
-    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, **own)
+    tuned = comparison.tuned.get(method, {})
+    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, tuned=tuned, **own)
 
 
 def folder_of(config: Config, place: str | Path) -> Path:
@@ -99,7 +102,7 @@ def _known(place: Path, changed: int) -> dict[str, Path]:
 
 
 def _check_own(method: str, given: Mapping[str, Any]) -> None:
-    known = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", "settings"} | {
+    known = {f.name for f in dataclasses.fields(Config)} - {"method", "seed", "settings", "tuned"} | {
         *find_method(method).options()
     }
     for name in given:

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from esam.report.summaries import MethodSummary
-from esam.train.record import RunRecord
 
 PlotlyTrace = dict[str, Any]
 
+CLASSES = 30
+"""Classes that a chart has room for."""
 STEEP = 20
 """Values whose highest is more than this many times their lowest are drawn on a logarithmic axis."""
 LOG_AXIS = {"type": "log", "dtick": "D2", "tickformat": "~g"}
-FINISHED = {"line": {"width": 2}, "marker": {"size": 8}}
-UNFINISHED = {"line": {"width": 1.25, "dash": "dot"}, "marker": {"size": 6, "symbol": "circle-open"}}
 
 
 @dataclass(frozen=True)
@@ -54,116 +53,15 @@ class Chart:
     label: str
     traces: list[PlotlyTrace]
     layout: dict[str, Any]
+    log: bool = False
+    """Whether a logarithmic axis makes sense, so that the reader may turn it on and off."""
+    wide: bool = False
+    """Whether it takes the whole width of the page."""
 
 
-def charts(drawn: Sequence[Drawn]) -> list[Chart]:
-    """The charts for which the runs have data."""
-    lines = [line for one in drawn for run in one.summary.group.runs for line in run.epochs]
-    longest = max((line.get("seconds") or 0 for line in lines), default=0)
-    unit, length = next((u for u in (("hours", 3600), ("minutes", 60)) if longest >= 3 * u[1]), ("seconds", 1))
-    epoch, time = _Quantity("epoch"), _Quantity("seconds", 1 / length)
-    accuracy, loss = _Quantity("test_accuracy", 100), _Quantity("train_loss")
-    every = [
-        _curves(drawn, "Test accuracy against epochs, %", (epoch, accuracy), "epoch", _settled_axis),
-        _curves(drawn, "Test accuracy against training time, %", (time, accuracy), unit, _settled_axis),
-        _curves(drawn, "Training loss against epochs", (epoch, loss), "epoch", _loss_axis),
-        _speed(drawn),
-        _sharpness(drawn),
-    ]
-    return [chart for chart in every if chart.traces]
-
-
-class _Quantity(NamedTuple):
-    """A number of an epoch's line, and what it is multiplied by."""
-
-    key: str
-    factor: float = 1
-
-
-def _curves(drawn: Sequence[Drawn], title: str, of: tuple[_Quantity, _Quantity], x_unit: str, y_axis: Axis) -> Chart:
-    bands, lines, shown, ends = [], [], [], []
-    for one in drawn:
-        for runs in (one.summary.group.finished, *((run,) for run in one.summary.group.unfinished)):
-            if points := _points(runs, *of):
-                shown += points
-                ends.append(f"{one.summary.name} ends at {points[-1].mean:.4g}")
-                lines.append(_line(one, points, runs))
-                bands += [_band(one, points)] if len(runs) > 1 else []
-    axis, remark = y_axis(shown)
-    x_title = x_unit if x_unit == "epoch" else f"{x_unit} of training"
-    layout = {
-        "xaxis": {"title": {"text": x_title}, "rangemode": "tozero", "unifiedhovertitle": {"text": f"{x_unit} %{{x}}"}},
-        "yaxis": axis,
-        "hovermode": "x unified" if x_unit == "epoch" else "closest",  # at one time, methods are at different epochs
-    }
-    reading = (["Mean of the seeds, band from lowest to highest"] if bands else []) + remark
-    return Chart(title, "; ".join(reading), f"{title}. {'; '.join(ends)}.", bands + lines, layout)
-
-
-class _Point(NamedTuple):
-    progress: float
-    x: float
-    mean: float
-    low: float
-    high: float
-    n: int
-
-
-def _points(runs: Sequence[RunRecord], x: _Quantity, y: _Quantity) -> list[_Point]:
-    found: dict[int, list[tuple[float, float]]] = {}
-    for run in runs:
-        for line in run.epochs:
-            if line.get(x.key) is not None and line.get(y.key) is not None:
-                pair = x.factor * line[x.key], y.factor * line[y.key]
-                found.setdefault(line["epoch"], []).append(pair)
-    points = []
-    for epoch, pairs in sorted(found.items()):
-        across, ups = zip(*pairs, strict=True)
-        points.append(_Point(epoch / max(found), fmean(across), fmean(ups), min(ups), max(ups), len(ups)))
-    return points
-
-
-def _band(one: Drawn, points: Sequence[_Point]) -> PlotlyTrace:
-    across = [point.x for point in points]
-    edge = [point.high for point in points] + [point.low for point in reversed(points)]
-    red, green, blue = (int(one.colour[i : i + 2], 16) for i in (1, 3, 5))
-    filled = {"fill": "toself", "fillcolor": f"rgba({red}, {green}, {blue}, 0.18)", "line": {"width": 0}}
-    return one.trace("", mode="lines", x=across + across[::-1], y=edge, hoverinfo="skip", **filled)
-
-
-def _line(one: Drawn, points: Sequence[_Point], runs: Sequence[RunRecord]) -> PlotlyTrace:
-    spread = "%{customdata[0]:.4g} to %{customdata[1]:.4g}, n = %{customdata[2]}"
-    finished = runs[0].finished
-    style = FINISHED if finished else UNFINISHED
-    return one.trace(
-        f"%{{meta.name}} %{{y:.4g}} ({spread if finished else f'unfinished, seed {runs[0].seed}'})",
-        mode="lines" if len(points) > 1 else "markers",
-        x=[point.x for point in points],
-        y=[point.mean for point in points],
-        customdata=[[point.low, point.high, point.n] for point in points],
-        **{key: {"color": one.colour, **style[key]} for key in style},
-    )
-
-
-Axis = Callable[[Sequence[_Point]], tuple[dict[str, Any], list[str]]]
-"""Points -> an axis on which the ends of the curves can be told apart, and what the reader must know about it."""
-
-
-def _loss_axis(points: Sequence[_Point]) -> tuple[dict[str, Any], list[str]]:
-    lowest, highest = _extent(points)
-    return (LOG_AXIS, ["log scale"]) if 0 < STEEP * lowest < highest else _settled_axis(points)
-
-
-def _settled_axis(points: Sequence[_Point]) -> tuple[dict[str, Any], list[str]]:
-    lowest, highest = _extent(points)
-    low, high = _extent([point for point in points if point.progress > 0.25] or points)
-    margin = 0.06 * (high - low) or 0.05 * abs(high) or 1
-    cut = lowest < low - margin or highest > high + margin
-    return {"range": [low - margin, high + margin]}, ["the steep start is cut off"] if cut else []
-
-
-def _extent(points: Sequence[_Point]) -> tuple[float, float]:
-    return min((point.low for point in points), default=0), max((point.high for point in points), default=0)
+def endings(drawn: Sequence[Drawn]) -> list[Chart]:
+    """Give the charts of what the methods came to in the end."""
+    return [_speed(drawn), _sharpness(drawn), _by_class(drawn)]
 
 
 def _speed(drawn: Sequence[Drawn]) -> Chart:
@@ -198,7 +96,44 @@ def _sharpness(drawn: Sequence[Drawn]) -> Chart:
     steep = bool(values) and 0 < STEEP * min(values) < max(values)
     layout = _by_method(LOG_AXIS if steep else {"rangemode": "tozero"})
     reading = "One dot a seed, a line for the mean; lower is flatter"
-    return Chart("Sharpness", reading, f"Sharpness. {'; '.join(told)}.", traces, layout)
+    return Chart("Sharpness", reading, f"Sharpness. {'; '.join(told)}.", traces, layout, log=True)
+
+
+def _by_class(drawn: Sequence[Drawn]) -> Chart:
+    """Show the test accuracy on each class; of many classes, those that are hardest on the mean."""
+    means = {one.key: found for one in drawn if (found := _class_means(one))}
+    names = next((run.data.get("classes") for one in drawn for run in one.summary.group.runs if run.data), None) or []
+    every = sorted({number for found in means.values() for number in found})
+    hardness = {number: fmean(found[number] for found in means.values() if number in found) for number in every}
+    hardest = sorted(hardness, key=lambda number: hardness[number])[:CLASSES]
+    label = {n: str(names[n]) if n < len(names) else f"class {n}" for n in sorted(hardest)}
+    traces, told = [], []
+    for place, one in enumerate(drawn):
+        ups = {number: 100 * means[one.key][number] for number in label if number in means.get(one.key, {})}
+        if ups:
+            worst = min(ups, key=lambda number: ups[number])
+            told.append(f"{one.summary.name} is lowest on {label[worst]}, {ups[worst]:.1f} %")
+            # side by side, as equal values would hide one another
+            aside = 0.5 * ((place + 0.5) / len(drawn) - 0.5)
+            across = [list(label).index(number) + aside for number in ups]
+            words = [html.escape(label[number]) for number in ups]
+            marker = {"color": one.colour, "size": max(5, 10 - len(label) // 6)}
+            marks = {"x": across, "y": list(ups.values()), "customdata": words, "mode": "markers", "marker": marker}
+            traces.append(one.trace("%{meta.name}, %{customdata}: %{y:.4g} %", **marks))
+    title, rest = "Test accuracy on each class, %", f"; the {CLASSES} hardest of {len(hardness)} classes"
+    reading = f"After the last epoch, mean of the seeds{rest if len(hardness) > CLASSES else ''}"
+    ticks = {"tickvals": list(range(len(label))), "ticktext": [html.escape(word) for word in label.values()]}
+    layout = {"xaxis": {"range": [-0.5, len(label) - 0.5], **ticks}, "yaxis": {}, "hovermode": "closest"}
+    return Chart(title, reading, f"{title}. {'; '.join(told)}.", traces, layout, wide=True)
+
+
+def _class_means(one: Drawn) -> dict[int, float]:
+    """Return the accuracy on each class, averaged over the seeds that tell it."""
+    ends = [
+        run.end["class_accuracy"] for run in one.summary.group.finished if run.end and run.end.get("class_accuracy")
+    ]
+    columns = [[v for v in column if v is not None] for column in zip(*ends, strict=False)]
+    return {number: fmean(column) for number, column in enumerate(columns) if column}
 
 
 def _marks(one: Drawn, values: Mapping[str, float], marker: dict[str, Any]) -> PlotlyTrace:

@@ -9,12 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from esam.report import settings, words
-from esam.report.advice import advice
-from esam.report.charts import Drawn, charts
+from esam.report.advice import verdicts
+from esam.report.charts import Drawn, endings
 from esam.report.colours import assign_colours
+from esam.report.command import commands_for
+from esam.report.curves import histories
+from esam.report.data import data_sheet, taken_data
+from esam.report.landscapes import Surroundings, landscape_charts, read_analyses
 from esam.report.results import results_sheet
+from esam.report.sheets import Sheet
 from esam.report.summaries import MethodSummary, summarise
 from esam.report.templates import render, write_html
+from esam.report.tuned import searches, tried_sheet
 from esam.train.record import RECORD_NAME, RunRecord, read_records
 
 
@@ -29,17 +35,17 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     path = Path(folder) / "report.html" if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of the page, such as {path / 'report.html'}")
-    return write_html(path, _page(records))
+    return write_html(path, _page(records, read_analyses(Path(folder))))
 
 
-def _page(records: Sequence[RunRecord]) -> str:
-    """The page as text; the same records give the same page."""
+def _page(records: Sequence[RunRecord], analyses: Sequence[Surroundings]) -> str:
+    """The page as text; the same records and analyses give the same page."""
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
     colours = assign_colours({one.name: one.group.method for one in every})
     keys = {name: f"g{number}" for number, name in enumerate(colours)}
     sections = [
-        _section(condition, [Drawn(one, keys[one.name], colours[one.name]) for one in methods])
+        _section(condition, [Drawn(one, keys[one.name], colours[one.name]) for one in methods], analyses)
         for condition, methods in conditions.items()
     ]
     common, differing = settings.common_and_differing([run for one in every for run in one.group.runs])
@@ -53,30 +59,51 @@ def _page(records: Sequence[RunRecord]) -> str:
         environment=settings.environments(records),
         differing=differing,
         footer=provenance(records),
+        data=data_sheet(records),
+        taken=taken_data(
+            {title: [run for one in found for run in one.group.runs] for title, found in conditions.items()}
+        ),
     )
 
 
-def filled_page(*, sections: Sequence[Mapping[str, Any]], **told: Any) -> str:
-    """A page of sections, each with a table and charts, and with all that it needs to draw them."""
+def filled_page(
+    *,
+    sections: Sequence[Mapping[str, Any]],
+    data: Sheet = Sheet("Data", ("Entry", "Value"), ()),  # noqa: B008 - frozen
+    taken: Sequence[Mapping[str, Any]] = (),
+    **told: Any,
+) -> str:
+    """A page of sections, each with a table and charts, and with all that it needs to draw them.
+
+    ``taken`` are the runs that can be saved from it.
+    """
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
 
     script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
     scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
-    figures = [{"traces": c.traces, "layout": c.layout} for section in sections for c in section["charts"]]
-    policy = _policy(scripts.values())
-    return render("page.html", policy=policy, sections=sections, figures=figures, **scripts, **told)
+    figures = [
+        {"title": c.title, "traces": c.traces, "layout": c.layout} for section in sections for c in section["charts"]
+    ]
+    told |= {"policy": _policy(scripts.values()), "figures": figures, "data": data, "taken": taken}
+    return render("page.html", sections=sections, **scripts, **told)
 
 
-def _section(condition: str, drawn: Sequence[Drawn]) -> dict[str, Any]:
+def _section(condition: str, drawn: Sequence[Drawn], analyses: Sequence[Surroundings]) -> dict[str, Any]:
     methods = [one.summary for one in drawn]
+    found = verdicts(methods)
+    every = [*histories(drawn), *endings(drawn), *landscape_charts(drawn, analyses)]
+    every.sort(key=lambda chart: chart.wide)  # in pairs, and then what takes a row of its own
     return {
         "condition": condition,
         "sentences": words.sentences(methods),
         "sheet": results_sheet(methods, "Means over the seeds ± sample standard deviation"),
         "drawn": drawn,
-        "advice": advice(methods),
+        "verdicts": found,
+        "tags": {verdict.name: verdict.word for verdict in found},
+        "search": tried_sheet(searches(methods)),
+        "commands": commands_for([one.group for one in methods]),
         "left_out": [item for one in methods for item in one.group.left_out()],
-        "charts": charts(drawn),
+        "charts": [chart for chart in every if chart.traces],
     }
 
 

@@ -1,9 +1,13 @@
 "use strict";
 (() => {
-  const figures = JSON.parse(document.getElementById("figures").textContent);
+  const read = (id) => JSON.parse(document.getElementById(id).textContent);
+  const figures = read("figures");
   const places = figures.map((_, number) => document.getElementById(`chart-${number}`));
+  const seeds = document.querySelector("#one-line-a-seed input");
+  const off = new Set();  // methods that are switched off
   const touch = matchMedia("(pointer: coarse)").matches;
   const PRINT_GAP = 20, PRINT_WIDTH = 660, PRINT_HEIGHT = 220;
+  const UNITS = { h: 3600, min: 60, s: 1, GiB: 1024, MiB: 1 };
 
   function theme() {
     const style = getComputedStyle(document.documentElement);
@@ -29,10 +33,11 @@
 
   function layoutOf(figure) {
     const axis = { zeroline: false, automargin: true, fixedrange: touch, tickfont: { size: 12 } };
+    const own = structuredClone(figure.layout);  // plotly writes into what it is given
     return {
-      ...figure.layout,
-      xaxis: { ...axis, showline: true, showgrid: false, ...figure.layout.xaxis },
-      yaxis: { ...axis, ...figure.layout.yaxis },
+      ...own,
+      xaxis: { ...axis, showline: true, showgrid: false, ...own.xaxis },
+      yaxis: { ...axis, ...own.yaxis },
       margin: { l: 40, r: 12, t: 8, b: 40 },
       paper_bgcolor: "rgba(0, 0, 0, 0)", plot_bgcolor: "rgba(0, 0, 0, 0)",
       font: { size: 12 }, hoverlabel: { align: "left", namelength: -1, font: { size: 12 } },
@@ -49,12 +54,118 @@
     return { width: wide ? PRINT_WIDTH : (PRINT_WIDTH - PRINT_GAP) / 2, height: PRINT_HEIGHT };
   }
 
-  function show(group, visible) {
-    for (const row of document.querySelectorAll(`tr[data-group="${group}"]`)) row.classList.toggle("off", !visible);
-    for (const place of places) {
-      const traces = place.data.flatMap((trace, number) => (trace.meta.group === group ? [number] : []));
-      if (traces.length) Plotly.restyle(place, { visible }, traces);
+  // which methods are shown, and their seeds or the mean of them
+
+  function shown(meta) {
+    const asked = !meta.of || (meta.of === "seed") === Boolean(seeds?.checked);
+    return asked && !off.has(meta.group);
+  }
+
+  function showAll() {
+    for (const row of document.querySelectorAll("tr[data-group]")) {
+      row.classList.toggle("off", off.has(row.dataset.group));
     }
+    for (const place of places) {
+      const visible = place.data.map((trace) => shown(trace.meta));
+      const changed = visible.flatMap((now, number) => (now === (place.data[number].visible ?? true) ? [] : [number]));
+      if (changed.length) Plotly.restyle(place, { visible: changed.map((number) => visible[number]) }, changed);
+    }
+  }
+
+  // axes
+
+  function turnLog(button) {
+    const number = Number(button.dataset.log), own = figures[number].layout.yaxis;
+    const log = button.getAttribute("aria-pressed") !== "true";
+    const range = !log && own.type !== "log" && own.range;
+    button.setAttribute("aria-pressed", String(log));
+    const type = { "yaxis.type": log ? "log" : "linear", "yaxis.dtick": log ? "D2" : null,
+                   "yaxis.tickformat": log ? "~g" : "", "yaxis.autorange": true };
+    Plotly.relayout(places[number], type).then(() => {  // a range given along with a type would be converted
+      if (range) Plotly.relayout(places[number], { "yaxis.range": [...range] });
+    });
+  }
+
+  // a table in the order of one of its columns
+
+  function valueOf(text) {
+    const plain = text.split(/[±(;]/)[0].replaceAll(",", "");
+    const parts = [...plain.matchAll(/([-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?)\s*(h|min|s|GiB|MiB)?/g)];
+    return parts.length ? parts.reduce((sum, [, number, unit]) => sum + number * (UNITS[unit] ?? 1), 0) : null;
+  }
+
+  function sortable(table) {
+    const body = table.tBodies[0], rows = [...body.rows];
+    const heads = [...table.tHead.rows[0].cells];
+    const sort = (column) => {
+      const words = heads[column].classList.contains("words");
+      const first = words ? "ascending" : "descending", second = words ? "descending" : "ascending";
+      const next = { none: first, [first]: second, [second]: "none" }[heads[column].ariaSort ?? "none"];
+      heads.forEach((head, number) => { head.ariaSort = number === column ? next : "none"; });
+      const key = (row) => (words ? row.cells[column].textContent : valueOf(row.cells[column].textContent));
+      const sign = next === "descending" ? -1 : 1;
+      const ordered = next === "none" ? rows : [...rows].sort((a, b) => {
+        const [x, y] = [key(a), key(b)];
+        if (x === null || y === null) return (x === null) - (y === null);
+        return sign * (words ? x.localeCompare(y) : x - y);
+      });
+      body.append(...ordered);
+    };
+    heads.forEach((head, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.append(...head.childNodes);
+      button.addEventListener("click", () => sort(column));
+      head.append(button);
+      head.ariaSort = "none";
+    });
+  }
+
+  // what can be taken away
+
+  function save(name, url) {
+    const link = document.createElement("a");
+    link.download = name;
+    link.href = url;
+    link.click();
+    if (url.startsWith("blob:")) setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }
+
+  function asCsv(runs) {
+    const columns = [...new Set(runs.flatMap((run) => Object.keys(run.epochs)))];
+    const cell = (value) => (/[",\n]/.test(value ?? "") ? `"${String(value).replaceAll('"', '""')}"` : value ?? "");
+    const lines = [["condition", "name", "method", "seed", ...columns]];
+    for (const run of runs) {
+      run.epochs.epoch?.forEach((_, row) => {
+        const own = columns.map((column) => run.epochs[column]?.[row]);
+        lines.push([run.condition, run.name, run.method, run.seed, ...own]);
+      });
+    }
+    return lines.map((line) => line.map(cell).join(",")).join("\n") + "\n";
+  }
+
+  function saveData(kind) {
+    const runs = read("runs");
+    const text = kind === "csv" ? asCsv(runs) : JSON.stringify(runs, null, 1);
+    const type = { csv: "text/csv", json: "application/json" }[kind];
+    save(`runs.${kind}`, URL.createObjectURL(new Blob([text], { type })));
+  }
+
+  async function savePicture(number, format) {
+    const place = places[number], t = theme(), named = new Set();
+    const data = place.data.filter((trace) => shown(trace.meta)).map((trace) => {
+      const legend = trace.hoverinfo !== "skip" && trace.type !== "contour" && !named.has(trace.meta.group);
+      if (legend) named.add(trace.meta.group);
+      return { ...trace, name: trace.meta.name, legendgroup: trace.meta.group, showlegend: legend };
+    });
+    const layout = {
+      ...place.layout, width: 720, height: 440, autosize: false, paper_bgcolor: t.ground, showlegend: named.size > 1,
+      title: { text: figures[number].title, x: 0.02, font: { size: 15, color: t.ink } },
+      margin: { l: 48, r: 16, t: 44, b: 48 }, legend: { orientation: "h", y: -0.2 },
+    };
+    const size = { format, width: 720, height: 440, scale: format === "png" ? 2 : 1 };
+    const name = figures[number].title.toLowerCase().replace(/[^\p{L}\d]+/gu, "-").replace(/^-|-$/g, "");
+    save(`${name}.${format}`, await Plotly.toImage({ data, layout }, size));
   }
 
   figures.forEach((figure, number) => {
@@ -63,9 +174,23 @@
   paintAll().then(() => { document.documentElement.dataset.drawn = ""; });
 
   for (const box of document.querySelectorAll("[data-switch]")) {
-    // browsers keep a box's state over a reload
-    if (!box.checked) show(box.dataset.switch, false);
-    box.addEventListener("change", () => show(box.dataset.switch, box.checked));
+    const note = () => (box.checked ? off.delete(box.dataset.switch) : off.add(box.dataset.switch));
+    note();  // browsers keep a box's state over a reload
+    box.addEventListener("change", () => { note(); showAll(); });
+  }
+  seeds?.addEventListener("change", showAll);
+  showAll();
+  for (const tools of document.querySelectorAll(".tools")) tools.hidden = false;
+  document.querySelectorAll("table.results").forEach(sortable);
+  for (const button of document.querySelectorAll("[data-log]")) {
+    button.setAttribute("aria-pressed", String(figures[button.dataset.log].layout.yaxis.type === "log"));
+    button.addEventListener("click", () => turnLog(button));
+  }
+  for (const button of document.querySelectorAll("[data-save]")) {
+    button.addEventListener("click", () => saveData(button.dataset.save));
+  }
+  for (const button of document.querySelectorAll("[data-picture]")) {
+    button.addEventListener("click", () => savePicture(Number(button.dataset.chart), button.dataset.picture));
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paintAll());
   addEventListener("beforeprint", () => { document.documentElement.dataset.print = ""; paintAll(printSize); });

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from esam.report.settings import readable, shown, told_settings
 from esam.report.sheets import Sheet
 from esam.report.summaries import MethodSummary
+from esam.report.tuned import searches, tuned_names
 from esam.report.words import ABSENT, counted, duration, mean, measured, memory, percent
 
 
@@ -15,6 +17,7 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     Training accuracy is always among them: without it, a method that was not trained enough looks like a bad one.
     """
     base = next((one.name for one in methods if one.is_base), "base")
+    searched = tuned_names(searches(methods))
     cells = {
         "Seeds": [str(one.n) for one in methods],
         "Test acc., %": [_accuracy(one) for one in methods],
@@ -22,6 +25,7 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
         "Test metric": [measured(one.test_metric, seeds=one.n) for one in methods],
         "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
         "Best, %": [percent(one.best, seeds=one.n) for one in methods],
+        **{f"{readable(name)}, tuned": [_setting(one, name) for one in methods] for name in searched},
         "Train loss": [measured(one.train_loss, seeds=one.n) for one in methods],
         "Sharpness": [measured(one.sharpness, seeds=one.n) for one in methods],
         "Images/s": [measured(one.images_per_second, seeds=one.n) for one in methods],
@@ -43,3 +47,8 @@ def _accuracy(one: MethodSummary) -> str:
     told = percent(one.accuracy, seeds=one.n)
     lost = sum(run.diverged for run in one.group.unfinished)
     return told if not lost else f"{told}; {lost} diverged" if one.n else f"{lost} diverged"
+
+
+def _setting(one: MethodSummary, name: str) -> str:
+    value = told_settings(one.group.runs[0]).get(name)
+    return ABSENT if value is None else shown(value)

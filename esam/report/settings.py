@@ -11,7 +11,7 @@ from esam.report.sheets import Sheet
 from esam.report.words import ABSENT
 from esam.train.record import RunRecord
 
-SILENT = {"method", "seed", "notes", "threads", "device", "settings"}
+SILENT = {"method", "seed", "notes", "tuned", "threads", "device", "settings"}
 """Entries of a config that do not tell two runs of a method apart."""
 
 Settings = dict[str, Any]

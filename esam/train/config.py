@@ -66,19 +66,22 @@ class Config:
 
     notes: tuple[str, ...] = ()
     """Remarks that the report shows."""
+    tuned: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Where a search chose some of the values: what it tried, and what it chose; it does not tell runs apart."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", ALIASES.get(self.method, self.method))
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
-        return {**dataclasses.asdict(self), "settings": dict(self.settings), "notes": list(self.notes)}
+        apart = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
+        return {**dataclasses.asdict(self), **apart}
 
     def identity(self) -> dict[str, Any]:
         """Return what the run is known by: two configurations with the same identity are the same run.
 
         Settings of the training that are at their defaults are left out, so that a new one changes no old run; those of
-        the method are all in it, by the values that take effect. Remarks, threads and the device do not count.
+        the method are all in it, by the values that take effect. Remarks, a search, threads and device do not count.
         """
         row = find_method(self.method)
         fresh = Config().as_json()
@@ -94,7 +97,7 @@ class Config:
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""
         mine, theirs = ({**config.as_json(), **config.identity()} for config in (self, other))
-        names = [name for name in mine if name not in ("notes", "threads", "device", "settings")]
+        names = [name for name in mine if name == "method" or name not in _APART]
         found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
         if "method" in found:
             found["method"] = (self.method, other.method)
@@ -154,7 +157,7 @@ _RANGES: dict[str, tuple[float, str]] = {
     "seed": (0, "0 or more"),
 }
 """The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
-_APART = ("method", "settings", "notes", "threads", "device")
+_APART = ("method", "settings", "notes", "tuned", "threads", "device")
 """What an identity holds in another form, or not at all."""
 
 

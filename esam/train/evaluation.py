@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per sample; their mean is told."""
 
+MOST_CLASSES = 1_000
+"""With more, the accuracy on each is told to nobody."""
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -53,31 +55,65 @@ def evaluate(
 
     In eval mode; the model's modes and the random stream come back as they were.
     """
-    modes = [(m, m.training) for m in model.modules()]
-    model.eval()
     device = next(model.parameters()).device
     total, measured, correct, count, labels = 0.0, 0.0, 0, 0, 0
-    try:
-        # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
-        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-            for x, y in batches:
-                x, y = x.to(device), y.to(device)
-                with autocast(device, precision):
-                    outputs = model(x)
-                    total += float(loss(outputs, y).sum())
-                if outputs.dim() == y.dim() + 1 and not y.is_floating_point():
-                    correct += int((outputs.argmax(1) == y).sum())
-                    labels += y.numel()
-                if metric is not None:
-                    measured += float(_each(metric(outputs, y), len(y)).sum())
-                count += len(y)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with _looking_at(model):
+        for x, y in batches:
+            x, y = x.to(device), y.to(device)
+            with autocast(device, precision):
+                outputs = model(x)
+                total += float(loss(outputs, y).sum())
+            if _are_classes(outputs, y):
+                correct += int((outputs.argmax(1) == y).sum())
+                labels += y.numel()
+            if metric is not None:
+                measured += float(_each(metric(outputs, y), len(y)).sum())
+            count += len(y)
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
     accuracy = {"test_accuracy": correct / labels} if labels else {}
     return {"test_loss": total / count, **accuracy, **({"test_metric": measured / count} if metric else {})}
+
+
+@torch.no_grad()
+def class_accuracy(
+    model: nn.Module, batches: Iterable[Batch], *, precision: str = "float32"
+) -> list[float | None] | None:
+    """Return the accuracy on the samples of each class, None for a class without any.
+
+    None in all where a sample has no one class, or there are more than ``MOST_CLASSES``.
+    """
+    device = next(model.parameters()).device
+    right, of = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    with _looking_at(model):
+        for x, y in batches:
+            with autocast(device, precision):
+                outputs = model(x.to(device)).cpu()
+            y = y.cpu()
+            if y.dim() != 1 or not _are_classes(outputs, y) or outputs.shape[1] > MOST_CLASSES or int(y.min()) < 0:
+                return None
+            hits, seen = (each.bincount(minlength=outputs.shape[1]) for each in (y[outputs.argmax(1) == y], y))
+            right, of = (hits, seen) if not len(of) else (right + hits, of + seen)
+    return [hits / seen if seen else None for hits, seen in zip(right.tolist(), of.tolist(), strict=True)] or None
+
+
+@contextmanager
+def _looking_at(model: nn.Module) -> Iterator[None]:
+    """Put the model in eval mode inside the block; its modes and the random stream come back as they were."""
+    modes = [(m, m.training) for m in model.modules()]
+    device = next(model.parameters()).device
+    model.eval()
+    try:
+        # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
+        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
+    return outputs.dim() == targets.dim() + 1 and not targets.is_floating_point()
 
 
 def _each(values: Tensor, count: int) -> Tensor:

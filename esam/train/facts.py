@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .data.splits import Data, Split, StreamedSplit
+from .evaluation import MOST_CLASSES
 from .task import Samples, Task, sample_count
 
 LOOKED_AT = 256
@@ -31,13 +32,24 @@ def _facts(data: Data | Task) -> Facts:
         kind = (None, None) if first is None else (list(first.shape), str(first.dtype))
         facts = {"train": sample_count(data.train), "test": sample_count(data.test), "shape": kind[0]}
         facts |= {"classes": None if data.classes is None else list(data.classes), "dtype": kind[1]}
+        labels = [part[1] if isinstance(part, tuple) else None for part in (data.train, data.test)]
     else:
         facts = {"train": len(data.train), "test": len(data.test), "shape": list(data.train.shape)}
         facts |= {"classes": list(data.classes), "mean": list(data.mean), "std": list(data.std)}
+        labels = [data.train.labels, data.test.labels]
+    facts["of_each_class"] = {name: _counts(each) for name, each in zip(("train", "test"), labels, strict=True)}
     digest = hashlib.sha256()
     for part in (data.train, data.test):
         _add(digest, part)
     return {"fingerprint": digest.hexdigest()[:16], **facts}
+
+
+def _counts(labels: Tensor | None) -> list[int] | None:
+    """Return how many samples each class has; None where the targets are no classes, or no tensor tells them."""
+    if labels is None or labels.dim() != 1 or labels.is_floating_point() or int(labels.min()) < 0:
+        return None
+    counts: list[int] = labels.long().bincount().tolist() if int(labels.max()) < MOST_CLASSES else []
+    return counts or None
 
 
 def changed_data(then: Facts | None, now: Facts) -> str | None:

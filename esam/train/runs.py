@@ -20,7 +20,7 @@ from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
-from .evaluation import PRECISIONS, Batch, Loss, Metric, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Batch, Loss, Metric, class_accuracy, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
 from .loop import Epochs, Schedule, cosine, evaluation_weights, fit, warmed
 from .models import build_model, fastest_memory_format
@@ -176,6 +176,8 @@ def run(
             if keeper is not None and not diverged:
                 keeper.end(last, model)
             taken = {name: measure(model, made.data, made.device) for name, measure in asked.items()}
+            if not diverged:
+                taken["class_accuracy"] = class_accuracy(model, made.test, precision=config.precision)
         how = {"status": "diverged", "error": divergence(config, progress)} if diverged else {}
         writer.end(**how, **results(progress, last, trained, made.device), **taken)
         return read_record(path)

@@ -81,14 +81,12 @@ def load_task(
     task = find_factory(name)()
     if not isinstance(task, Task):
         raise ValueError(f"{name} must return an esam.train.Task(train, test), got {type(task).__name__}")
-    if train_size is None and label_noise == 0 and not validation:
+    if validation:
+        task = held_out_task(task)
+    if train_size is None and label_noise == 0:
         return task
     samples = task.train
     labels = _labels(name, samples)
-    if validation:
-        kept, out = held_out(labels)
-        task = replace(task, test=taken_rows(samples, out))
-        samples, labels = taken_rows(samples, kept), labels[kept]
     if train_size is not None:
         rows = balanced_subset(labels, train_size, seed=seed)
         samples, labels = taken_rows(samples, rows), labels[rows]
@@ -98,6 +96,19 @@ def load_task(
             (samples[0], labels) if isinstance(samples, tuple) else _Part(samples, torch.arange(len(labels)), labels)
         )
     return replace(task, train=samples)
+
+
+def held_out_task(task: Task) -> Task:
+    """Return the task with a fifth of its training data, always the same one, in the place of the test data.
+
+    Every class in proportion, where the targets are classes.
+    """
+    try:
+        labels = _labels("the task", task.train)
+    except ValueError:  # no classes
+        labels = torch.zeros(sample_count(task.train), dtype=torch.long)
+    kept, out = held_out(labels)
+    return replace(task, train=taken_rows(task.train, kept), test=taken_rows(task.train, out))
 
 
 def make_model(name: str, data: object) -> nn.Module:
@@ -234,7 +245,7 @@ def _labels(name: str, samples: Samples) -> Tensor:
         targets = torch.stack([torch.as_tensor(_row(samples, row)[1]) for row in range(sample_count(samples))])
     if targets.dim() != 1 or targets.is_floating_point():
         raise ValueError(
-            f"{name}: train_size, label_noise, validation and the models that esam can name need one class a sample, "
+            f"{name}: train_size, label_noise and the models that esam can name need one class a sample, "
             f"got targets of shape {tuple(targets.shape)} and type {targets.dtype}; leave them out"
         )
     return targets.long()
