@@ -21,8 +21,9 @@ from esam.report.results import results_sheet
 from esam.report.sheets import as_text
 from esam.report.words import sentences
 from esam.train.config import Config
-from esam.train.evaluation import Batch, Loss, Metric, per_sample_cross_entropy
+from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
 from esam.train.facts import data_facts
+from esam.train.inputs import Batch, Inputs, on_device
 from esam.train.loader import SeededLoader
 from esam.train.models import fastest_memory_format
 from esam.train.names import did_you_mean
@@ -34,8 +35,8 @@ from esam.train.trained import IMAGES, objective_sharpness
 from .plan import DEFAULT_METHODS, Comparison, plan
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-Given = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-"""Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader."""
+Given = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
+"""Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader; inputs may be tensors by name."""
 
 TAKEN = [
     "batch_size",
@@ -92,6 +93,7 @@ def compare(
     Args:
         build_model: Called for each run, after ``torch.manual_seed(seed)``; pretrained weights are loaded in it.
         train: ``(inputs, targets)`` as tensors, a Dataset of such pairs, or a DataLoader, which keeps its batch size.
+            Inputs, and whole batches with ``labels``, may be dicts of tensors, as text models take.
         test: The same, to evaluate on.
         methods: Names of ``esam.METHODS``.
         loss: ``(outputs, targets)`` -> one loss per sample.
@@ -240,7 +242,7 @@ def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator
         if seen >= most:
             return
         seen += len(y)
-        yield x.to(device), y.to(device)
+        yield on_device(x, device), y.to(device)
 
 
 def _teller(tell: Callable[[str], None], config: Config) -> Callable[[dict[str, Any]], None]:

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Batch = tuple[Tensor, Tensor]
+from .inputs import Batch, on_device, outputs_of
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per sample; their mean is told."""
@@ -21,17 +22,6 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 def per_sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross entropy of each sample."""
     return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def as_pair(batch: Any) -> Batch:
-    """Return a batch as inputs and targets."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        got = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-        raise ValueError(
-            f"data must give pairs (inputs, targets), got a {type(batch).__name__}{got}; pair them in the Dataset, or "
-            "in the collate_fn of a DataLoader"
-        )
-    return batch[0], batch[1]
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -61,9 +51,9 @@ def evaluate(
         # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
         with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
             for x, y in batches:
-                x, y = x.to(device), y.to(device)
+                x, y = on_device(x, device), y.to(device)
                 with autocast(device, precision):
-                    outputs = model(x)
+                    outputs = outputs_of(model, x)
                     total += float(loss(outputs, y).sum())
                 if outputs.dim() == y.dim() + 1 and not y.is_floating_point():
                     correct += int((outputs.argmax(1) == y).sum())

@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
-from .evaluation import PRECISIONS, Batch, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
+from .inputs import Batch, Inputs, on_device, outputs_of, rows_of
 from .names import did_you_mean
 from .resume import Progress, Resumable
 
@@ -166,16 +167,16 @@ def _train_epoch(
         if pace.spent(seconds):
             break
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
-        x, y = x.to(device), y.to(device)
+        x, y = on_device(x, device), y.to(device)
         seen = rows[sum(sizes) :][: len(y)]
 
-        def closure(keep: slice | Tensor, x: Tensor = x, y: Tensor = y, seen: Tensor = seen) -> Tensor:
+        def closure(keep: slice | Tensor, x: Inputs = x, y: Tensor = y, seen: Tensor = seen) -> Tensor:
             whole = isinstance(keep, slice)
             targets = y if whole else y[keep]
             samples["forward"] += len(targets)
             samples["backward"] += len(targets) if torch.is_grad_enabled() else 0
             with autocast(device, precision):
-                outputs = model(x if whole else x[keep])
+                outputs = outputs_of(model, x if whole else rows_of(x, keep))
                 own = loss(outputs, targets)
                 return own if trajectory is None else own + trajectory(outputs, seen[keep])
 
