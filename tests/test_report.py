@@ -250,6 +250,17 @@ def test_an_old_report_stays_when_a_record_is_broken_or_the_disk_is_full(tmp_pat
     assert page.read_text() == "old" and [p.name for p in runs.iterdir() if p.is_file()] == ["report.html"]
 
 
+def test_a_broken_record_is_named_on_the_page_and_costs_no_other_run_its_place(tmp_path):
+    write_run(tmp_path, "SGD", 0, 0.9)
+    write_run(tmp_path, "SAM", 1, 0.8)
+    broken = next(path for path in tmp_path.rglob("record.jsonl") if "SAM" in path.read_text())
+    broken.write_text("no record\n")
+    with pytest.warns(UserWarning, match="record.jsonl, line 1: no JSON .*; its run is left out"):
+        text = write_report(tmp_path).read_text()
+    assert "A record cannot be read, and its run is left out" in text and "SGD" in text
+    assert broken.read_text() == "no record\n"
+
+
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory):
     if not (shutil.which("chromium") and shutil.which("chromedriver")):

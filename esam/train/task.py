@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,6 +85,8 @@ def _own_failure(what: str, error: Exception) -> ValueError:
     if isinstance(error, SyntaxError):
         return ValueError(f"{what} failed at line {error.lineno} of {error.filename}: {error.msg}; mend it there")
     places = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ValueError) and places and Path(places[-1].filename).parent == Path(__file__).parent:
+        return ValueError(f"{what}: {error}")  # a Task's own words
     where = f" at line {places[-1].lineno} of {places[-1].filename}" if places else ""
     return ValueError(f"{what} failed{where}: {type(error).__name__}: {error}; mend it there")
 
