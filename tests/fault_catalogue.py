@@ -14,6 +14,8 @@ from esam.cli import main
 
 LONGEST = 230
 """Letters of a message that the page shows."""
+LISTS = (" There are: ", " Choose one of ", " Known names: ", " For full helptext", " Argument helptext")
+"""Where the page cuts a message: whatever can be named follows, or another library's advice."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,10 @@ def _commanded(fault: Fault, place: Place) -> int | str:
 
 
 def _called(do, place):
+    """The kind of what a call raises; or the code and the words of a command that it has run."""
     try:
-        do(place)
+        if (ran := do(place)) is not None:
+            return ran
     except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
         return type(error).__name__, str(error)
     return "accepted", ""
@@ -88,19 +92,22 @@ def placed(word, place):
 
 
 def _plain(message, place):
-    """A message without boxes, breaks, and the folder that the test happens to be in."""
-    message = (
-        re.sub(r"[╭╮╰╯│─]|-{5,}|^[|+]|[|+]$", " ", message, flags=re.MULTILINE)
-        .replace(f"{place.root}/", "")
-        .replace(str(place.root), ".")
-    )
-    return " ".join(message.split()).removeprefix("esam: ")
+    """A message without boxes, breaks, others' headings, and the folder that the test happens to be in."""
+    message = message[max(0, message.find("esam: ")) :]  # a library may have had its word before
+    message = re.sub(r"[╭╮╰╯│─]|-{5,}|^[|+]|[|+]$", " ", message, flags=re.MULTILINE)
+    message = " ".join(message.replace(f"{place.root}/", "").replace(str(place.root), ".").split())
+    message = re.sub(r"^(Invalid choice|Unrecognized options|Value error) ", "", message)
+    return message.removeprefix("esam: ").replace(" esam: ", " / ")
 
 
 def line(fault: Fault, found: Outcome) -> str:
     """Return the row of the page."""
-    told = found.message if fault.until is None else found.message.split(fault.until)[0].rstrip(" (:") + " …"
+    told = found.message
+    for end in (*LISTS, *([fault.until] if fault.until else [])):
+        if end in told:
+            told = told.split(end)[0].rstrip(" (:") + " …"
     told = told if len(told) <= LONGEST else told[:LONGEST].rsplit(" ", 1)[0] + " …"
+    told = told or "(nothing)"
     what = f"`esam {fault.what}`" if fault.do is None and fault.typed is None else fault.what
     return " | ".join(
         ["", what.replace("|", "\\|"), str(found.code), told.replace("|", "\\|").replace("<", "&lt;"), ""]

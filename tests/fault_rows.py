@@ -99,11 +99,7 @@ ROWS: dict[str, tuple[Fault, ...]] = {
         Fault("analyze run --landscape 1", "an axis needs 2 points or more"),
     ),
     "Pictures and folders": (
-        Fault(
-            "train T --out OUT --train-size None --data ./nowhere",
-            "ESAM_DATA",
-            typed="train T --out OUT --data ./nowhere",
-        ),
+        Fault("`--data ./nowhere`: no such folder", "ESAM_DATA", typed="train T --out OUT --data ./nowhere"),
         *(
             Fault(
                 f"`--data {folder}`: {what}",

@@ -61,6 +61,7 @@ def test_help_names_every_command(esam, words):
         ("compare demo", ["--methods", "esam-swp"]),
         ("analyze", ["--landscape INT", "--pictures", "--eigenvalues", "folder of a run"]),
         ("report", ["--out"]),
+        ("bench", ["esam bench step [OPTIONS]", "esam bench step --help"]),
         ("models", ["esam models"]),
         ("recipes", ["esam recipes"]),
     ],

@@ -119,9 +119,8 @@ def table(capsys, form, *words):
         return found[0].get("rows", found)
     if form == "csv":
         return list(csv.DictReader(io.StringIO(text)))
-    head, _, *rows = [
-        [cell.strip() for cell in line.strip("| \n").split(" | ")] for line in text.splitlines() if "|" in line
-    ]
+    lines = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
     return [dict(zip(head, row, strict=True)) for row in rows]
 
 
