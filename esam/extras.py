@@ -11,7 +11,7 @@ EXTRAS = {
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     "tensorboard": "tensorboard",
     "wandb": "wandb",
-    "mlflow": "mlflow",
+    **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "mlflow"),
     "pytorch_optimizer": "bench",
 }
 """The extra of torch-esam that has a package, by the name that is imported."""

@@ -4,6 +4,7 @@ import csv
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from picture_makers import picture
@@ -12,12 +13,13 @@ from esam.cli import main
 
 TABLE = """
 import csv
+from pathlib import Path
 import torch
 from torch import nn
 from esam.train import Task
 
 def flowers():
-    rows = list(csv.reader(open("flowers.csv")))[1:]
+    rows = list(csv.reader(Path("flowers.csv").read_text().splitlines()))[1:]
     x = torch.tensor([[float(value) for value in row[:2]] for row in rows])
     y = torch.tensor([int(row[2] == "rose") for row in rows])
     return Task((x[::2], y[::2]), (x[1::2], y[1::2]), classes=("daisy", "rose"))
@@ -26,6 +28,7 @@ def net():
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
 """
 TEXT = """
+from pathlib import Path
 import torch
 from torch import nn
 from esam.train import Task
@@ -41,7 +44,7 @@ def inputs(lines):
     return {"input_ids": ids, "attention_mask": (ids > 0).float()}
 
 def reviews():
-    lines = open("reviews.txt").read().splitlines()
+    lines = Path("reviews.txt").read_text().splitlines()
     labels, texts = zip(*(line.split(" ", 1) for line in lines))
     y = torch.tensor([int(label == "+") for label in labels])
     return Task((inputs(texts), y), (inputs(texts), y), classes=("no", "yes"))
@@ -71,7 +74,7 @@ def empty(tmp_path, monkeypatch):
 def predicted(capsys, *words):
     capsys.readouterr()
     assert main(["predict", *words, "--out", "predictions.csv"]) == 0, capsys.readouterr().err
-    return [row["class"] for row in csv.DictReader(open("predictions.csv"))]
+    return [row["class"] for row in csv.DictReader(Path("predictions.csv").read_text().splitlines())]
 
 
 @pytest.mark.slow

@@ -19,9 +19,9 @@ What a step of each method costs: time, passes, memory. `esam bench step --help`
 """
 
 LEGEND = """\
-time: median over the rounds, with a 95 % interval; total: of all rounds together.
-forward, backward: passes over the batch, counted; units: a forward pass is 1, a
-backward 1 for inputs and 1 for weights; MiB: beyond the model and the batch."""
+time: median over the rounds, with a 95 % interval; total: of all rounds.
+forward, backward: passes over the batch, counted; units: a forward pass is 1,
+a backward 1 for inputs and 1 for weights; MiB: beyond model and batch."""
 
 
 @dataclass(frozen=True)

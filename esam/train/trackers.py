@@ -6,6 +6,7 @@ Everything stays on this machine, in the run's folder, unless the library's own 
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -84,7 +85,7 @@ class WeightsAndBiases:
 
 
 class MLflow:
-    """Logs a run of the experiment ``esam``; into ``mlruns`` in the run's folder. A resumed run goes on."""
+    """Logs a run of the experiment ``esam``; into ``mlflow.db`` in the run's folder. A resumed run goes on."""
 
     def __init__(self, folder: Path, config: Config) -> None:
         self._folder, self._config = folder, config
@@ -106,7 +107,9 @@ class MLflow:
     def _open(self) -> None:
         from mlflow.tracking import MlflowClient
 
-        place = os.environ.get("MLFLOW_TRACKING_URI") or (self._folder.absolute() / "mlruns").as_uri()
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it tells each table that it makes
+        here = f"sqlite:///{(self._folder.absolute() / 'mlflow.db').as_posix()}"
+        place = os.environ.get("MLFLOW_TRACKING_URI") or here
         client = MlflowClient(tracking_uri=place)
         known = client.get_experiment_by_name(PROJECT)
         experiment = client.create_experiment(PROJECT) if known is None else known.experiment_id
@@ -122,18 +125,18 @@ class MLflow:
         self._client = client
 
 
-TRACKERS: dict[str, tuple[str, Callable[[Path, Config], Tracker]]] = {
-    "tensorboard": ("tensorboard", TensorBoard),
-    "wandb": ("wandb", WeightsAndBiases),
-    "mlflow": ("mlflow", MLflow),
+TRACKERS: dict[str, tuple[tuple[str, ...], Callable[[Path, Config], Tracker]]] = {
+    "tensorboard": (("tensorboard",), TensorBoard),
+    "wandb": (("wandb",), WeightsAndBiases),
+    "mlflow": (("mlflow", "sqlalchemy", "alembic"), MLflow),
 }
-"""By the name that the command line has for it: the package that it needs, and the tracker."""
+"""By the name that the command line has for it: the packages that it needs, and the tracker."""
 
 
 def find_tracker(name: str, folder: str | Path, config: Config) -> Tracker:
     """Return the tracker of that name; a package that is missing is told before the run."""
-    package, build = TRACKERS[name]
-    require(package, purpose=f"--track {name}")
+    packages, build = TRACKERS[name]
+    require(*packages, purpose=f"--track {name}")
     return build(Path(folder), config)
 
 
