@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import esam
 from esam.compare.own import _described
-from esam.train import Task
+from esam.train import Task, fit
 from esam.train.facts import data_facts
 from esam.train.loader import SeededLoader
 from esam.train.record import read_records
@@ -181,6 +181,19 @@ def test_a_loader_of_dicts_trains_and_what_a_dict_lacks_is_told(tmp_path):
     bare = [{"points": row} for row in X]
     with pytest.raises(ValueError, match="a dict with labels or label, got a dict with points"):
         compared(tmp_path / "bare", build=ByName, train=bare, test=bare)
+
+
+def test_fit_takes_a_loader_of_dicts_as_it_takes_one_of_pairs():
+    ends = []
+    for build, data in ((net, [*zip(*TRAIN, strict=True)]), (ByName, named(*TRAIN))):
+        torch.manual_seed(0)
+        model = build()
+        loader = DataLoader(data, batch_size=8, generator=torch.Generator().manual_seed(1))
+        optimizer = esam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        seen = []
+        fit(model, optimizer, loader, loader, epochs=2, on_epoch=seen.append)
+        ends.append([(line["train_loss"], line["test_loss"]) for line in seen])
+    assert ends[1] == [pytest.approx(line, rel=1e-4) for line in ends[0]]  # x - 1 + 1 is rounded
 
 
 def test_another_number_among_tensors_by_name_is_other_data(tmp_path):

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .inputs import Batch, on_device, outputs_of
+from .inputs import Batch, as_pair, on_device, outputs_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -50,7 +50,7 @@ def evaluate(
     try:
         # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
         with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-            for x, y in batches:
+            for x, y in map(as_pair, batches):
                 x, y = on_device(x, device), y.to(device)
                 with autocast(device, precision):
                     outputs = outputs_of(model, x)

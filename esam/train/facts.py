@@ -90,7 +90,10 @@ def _parts(sample: Any) -> list[Any]:
 
 def _first(samples: Samples) -> Tensor | None:
     """Return the first input, if it is a tensor."""
-    inputs = samples[0] if isinstance(samples, tuple) else as_pair(samples[0])[0]
-    if not isinstance(inputs, Tensor):
+    if isinstance(samples, tuple):
+        return samples[0][0] if isinstance(samples[0], Tensor) else None
+    try:
+        first, _ = as_pair(samples[0])
+    except ValueError:  # no pairs yet: a collate_fn makes them
         return None
-    return inputs[0] if isinstance(samples, tuple) else inputs
+    return first if isinstance(first, Tensor) else None

@@ -19,7 +19,7 @@ from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
 from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
-from .inputs import Batch, Inputs, on_device, outputs_of, rows_of
+from .inputs import Batch, Inputs, as_pair, on_device, outputs_of, rows_of
 from .names import did_you_mean
 from .resume import Progress, Resumable
 
@@ -68,7 +68,8 @@ def fit(
     Args:
         model: Any module; it stays on its device, and the batches are moved there.
         optimizer: Sharpness-aware, or any torch optimizer, which then trains as it is.
-        train: An object with ``epoch(number)``, or any iterable of ``(inputs, targets)``.
+        train: An object with ``epoch(number)``, or any iterable of ``(inputs, targets)``, such as a DataLoader. Inputs,
+            and whole batches with ``labels``, may be dicts of tensors.
         test: Evaluated in eval mode after every ``evaluate_every`` epochs, and after the last.
         epochs: How many to train, those before a resume included.
         loss: ``(outputs, targets)`` -> one loss per sample.
@@ -154,7 +155,7 @@ def _train_epoch(
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device = next(model.parameters()).device
-    batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else iter(train)
+    batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else map(as_pair, train)
     steps = _length(train)
     trajectory, rows = _trajectory(optimizer, train, progress.epoch + 1)
     model.train()
