@@ -172,7 +172,7 @@ def test_a_sheet_turns_numbers_right_and_words_left_and_is_cut_where_the_termina
     assert (title, [head, *rows], {*rule}) == ("T & U", whole, {"─"})
     pieces = as_text(SHEET, width=18).splitlines()[1:]
     assert [line for line in pieces if "─" not in line] == [
-        *("name     n   time", "a        1    2 s", "bb    22.5  3 min"),
+        *("name     n   time", "a        1    2 s", "bb    22.5  3 min", ""),
         *("name  what", "a     [b]<b>|", "bb    3 of 4 runs"),
     ]
     rule, first = as_markdown(SHEET).splitlines()[1:3]

@@ -99,12 +99,13 @@ def _run(comparison: Comparison, options: CompareOptions) -> None:
         comparison, tried = tune(comparison, beside, options.tune, launch)
         say(f"{as_text(tried_sheet(tried))}\n")
     runs = plan(comparison, options.out)
+    launcher = Launcher(runs, jobs=options.jobs)
     say(f"{len(runs)} runs, each {told_run(comparison.config)}")
     for method, config in {run.config.method: run.config for run in runs}.items():
         say(f"  {method}: {told_method(config)}")
     failure: RuntimeError | None = None
     try:
-        watch(Launcher(runs, jobs=options.jobs), aside)
+        watch(launcher, aside)
     except RuntimeError as error:  # what the other runs gave is shown all the same
         failure = error
     if records := [record for run in runs if (record := run.record()) is not None]:
