@@ -14,8 +14,8 @@ from esam.optim.ranking import keep_highest
 from esam.recipes.demo import demo
 from esam.train import cosine, fit
 from esam.train.data import load_data
+from esam.train.environment import environment
 from esam.train.models import fastest_memory_format
-from esam.train.record import environment
 from esam.train.runs import batches_of, build_optimizer, prepared_model
 
 EPOCHS = (1, 10, 20, 30, 40)

@@ -19,7 +19,7 @@ from esam import ESAM, SAM
 from esam.bench.contenders import EvenSuffix
 from esam.files import write_atomically
 from esam.paper.items.swp_savings import PAPER_SAVINGS
-from esam.train.record import environment
+from esam.train.environment import environment
 
 LAYERS = (50, 75, 100, 125)
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)

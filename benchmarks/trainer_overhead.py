@@ -18,8 +18,9 @@ import torch
 
 from esam.train import Checkpoint, Config, cosine, fit
 from esam.train.data import load_data
+from esam.train.environment import environment
 from esam.train.models import fastest_memory_format
-from esam.train.record import RECORD_NAME, RecordWriter, environment
+from esam.train.record import RECORD_NAME, RecordWriter
 from esam.train.runs import batches_of, build_optimizer, prepared_model
 
 EPOCHS = 12

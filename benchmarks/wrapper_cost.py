@@ -19,7 +19,7 @@ from torch import nn
 
 from esam import SAM
 from esam.files import write_atomically
-from esam.train.record import environment
+from esam.train.environment import environment
 
 ROUNDS = 3_000
 

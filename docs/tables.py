@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
 from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
@@ -165,6 +165,13 @@ def frontier_details(found: Any) -> str:
     return "\n\n".join(parts)
 
 
+def faults() -> str:
+    """Return bad inputs and faults with what is said of each, as it happens now."""
+    import fault_page
+
+    return str(fault_page.page())
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "methods": methods,
     "studied": studied,
@@ -195,6 +202,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "frontier-screening": lambda: frontier(frontier_tables.screening_sheet),
     "beside-recommended": lambda: frontier(lambda found: frontier_tables.beside_sheet(found, "slicesam-fixed")),
     "recommended-speed": recommended_speed,
+    "faults": faults,
     "frontier-details": lambda: frontier(frontier_details),
 }
 

@@ -50,6 +50,32 @@ def explained(error: OSError, path: Path) -> OSError:
     return full if error.errno == errno.ENOSPC else error
 
 
+def check_writable(path: Path, option: str = "--out") -> None:
+    """Refuse, before the work, a file that could not be written after it."""
+    for told in _in_the_way(path, path, option):
+        raise ValueError(told)
+
+
+def unwritable_folder(folder: Path, option: str = "--out") -> Iterator[str]:
+    """Give what stands in the way of writing into a folder, with a remedy; nothing where it can be done."""
+    yield from _in_the_way(folder, folder / "file", option)
+
+
+def check_folder(folder: Path, option: str = "--out") -> None:
+    """Refuse, before the work, a folder that could not be written into after it."""
+    for told in unwritable_folder(folder, option):
+        raise ValueError(told)
+
+
+def _in_the_way(shown: Path, path: Path, option: str) -> Iterator[str]:
+    whole = path.absolute()
+    nearest = next(folder for folder in (whole, *whole.parents) if folder.exists())
+    if nearest != whole and not nearest.is_dir():
+        yield f"{shown} ({option}) cannot be written: {nearest} is a file, not a folder; choose another place"
+    elif not os.access(nearest, os.W_OK):
+        yield f"{shown} ({option}) cannot be written: {nearest} is not yours to write; choose another place"
+
+
 @contextmanager
 def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes that ask the same out of a folder; the lock ends with the process, however that ends."""

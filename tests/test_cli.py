@@ -61,6 +61,7 @@ def test_help_names_every_command(esam, words):
         ("compare demo", ["--methods", "esam-swp"]),
         ("analyze", ["--landscape INT", "--pictures", "--eigenvalues", "folder of a run"]),
         ("report", ["--out"]),
+        ("bench", ["esam bench step [OPTIONS]", "esam bench step --help"]),
         ("models", ["esam models"]),
         ("recipes", ["esam recipes"]),
     ],
@@ -100,7 +101,7 @@ def test_models_and_recipes_are_listed(esam):
         (["train", *TINY, "--model", "resnet9"], "there is no model 'resnet9'. Did you mean 'resnet8'"),
         (["train", *TINY, "--data", "digist"], "'digist': .* Did you mean 'digits'"),
         (["train", *TINY, "--augment", "cutuot"], "Did you mean 'cutout'"),
-        (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no gamma; its settings: rho, m"),
+        (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no --gamma; its settings: rho, m"),
         (["train", *TINY, "--gamma", "7"], r"gamma must be in \(0, 1\], got 7"),
         (["train", *TINY, "--device", "gpu"], "device must be auto, cpu or one that torch finds here"),
         (["train", *TINY, "--epochs", "-1"], "epochs must be 0 or more, got -1"),
@@ -150,7 +151,7 @@ def test_train_obeys_its_options_and_prints_what_it_records(esam, tmp_path):
     assert asked.items() <= record.config.items() and record.finished and record.end["sharpness"] > 0
     for line in record.epochs:
         accuracy = 100 * line["test_accuracy"]
-        assert f"epoch {line['epoch']}: train loss {line['train_loss']:.4f}, test accuracy {accuracy:.2f} %" in out
+        assert f"epoch {line['epoch']} of 2: train loss {line['train_loss']:.4f}, test accuracy {accuracy:.2f} %" in out
     last, best = (100 * record.end["test_accuracy"][which] for which in ("last", "best"))
     assert f"SAM: test accuracy {last:.2f} % (best {best:.2f} %), record in {tmp_path / 'run'}" in out
 
@@ -167,11 +168,11 @@ def test_train_again_returns_the_finished_run_and_refuses_another_in_its_place(e
 def test_an_interrupted_training_says_how_to_go_on_and_goes_on(esam, tmp_path, monkeypatch):
     words = ["train", *TINY, "--out", tmp_path]
 
-    def interrupted(metrics):
+    def interrupted(self, metrics):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esam.cli.train._print_epoch", interrupted)
+        patch.setattr("esam.cli.progress.Lines.epoch", interrupted)
         code, _, err = esam(*words)
     assert code == 130 and err == "esam: interrupted; the same command resumes\n"
     code, _, _ = esam(*words)
@@ -186,7 +187,7 @@ def test_no_epochs_are_no_crash(esam, tmp_path):
 def test_tensorboard_gets_the_recorded_numbers_and_the_lines_are_still_printed(esam, tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     code, out, _ = esam("train", *TINY, "--tensorboard", "--out", tmp_path)
-    assert code == 0 and "epoch 2: train loss" in out
+    assert code == 0 and "epoch 2 of 2: train loss" in out
     events = accumulator.EventAccumulator(str(tmp_path)).Reload()
     record = read_record(tmp_path / "record.jsonl")
     for name in ("train_loss", "test_accuracy", "lr", "forwards"):

@@ -23,7 +23,9 @@ tables = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(tables)
 
 
-@pytest.mark.parametrize("page", tables.PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in tables.PAGES if page.name != "faults.md"], ids=lambda page: page.name
+)  # test_fault_catalogue compares that one, line by line
 def test_a_pages_tables_are_what_make_docs_writes(page):
     text = page.read_text()
     assert tables.written(text) == text

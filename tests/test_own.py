@@ -3,6 +3,7 @@
 import random
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import esam
 from esam.compare.given import described
+from esam.train import Task, fit
+from esam.train.facts import data_facts
 from esam.train.loader import SeededLoader
 from esam.train.record import read_records
 from esam.train.weights import LAST_NAME
@@ -125,6 +128,79 @@ class Augmented(Dataset):
 
     def __getitem__(self, row):
         return X[row] + torch.rand(()) + random.random() + np.random.rand(), Y[row]
+
+
+class ByName(nn.Module):
+    """Takes tensors by name and answers as transformers do: an object that holds logits beside other things."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = net()
+
+    def forward(self, points, shift=None):
+        return SimpleNamespace(logits=self.net(points + shift), loss=None)
+
+
+class Whole(ByName):
+    """Takes the dict itself."""
+
+    def forward(self, batch):
+        return self.net(batch["points"] + batch["shift"])
+
+
+def named(x, y):
+    """Samples as one dict each, as a tokenizer's data set gives them."""
+    return [{"points": row - 1, "shift": torch.ones(4), "labels": label} for row, label in zip(x, y, strict=True)]
+
+
+@pytest.mark.parametrize("build", [ByName, Whole])
+def test_tensors_by_name_train_as_one_tensor_does(tmp_path, build):
+    inputs = [({"points": x - 1, "shift": torch.ones_like(x)}, y) for x, y in (TRAIN, TEST)]
+    kinds = {
+        "tensors": (TRAIN, TEST),
+        "dicts": inputs,
+        "rows": (named(*TRAIN), named(*TEST)),
+    }
+    found = {}
+    for kind, (train, test) in kinds.items():
+        made = {"build": build} if kind != "tensors" else {}
+        result = compared(tmp_path / kind, train=train, test=test, methods=["base", "esam"], **made)
+        found[kind] = [value for line in losses(result).values() for value in line]
+        assert all(record.finished and record.end["sharpness"] is not None for record in result.records)
+        assert len({record.data["fingerprint"] for record in result.records}) == 1
+    assert found["dicts"] == pytest.approx(found["tensors"], rel=1e-4)  # x - 1 + 1 is rounded
+    assert found["rows"] == pytest.approx(found["dicts"], rel=1e-6)
+
+
+def test_a_loader_of_dicts_trains_and_what_a_dict_lacks_is_told(tmp_path):
+    loader = DataLoader(named(*TRAIN), batch_size=8, shuffle=True)
+    result = compared(tmp_path / "run", build=ByName, train=loader, test=(named(*TEST)), methods=["slicesam"])
+    assert result.records[0].finished and result.records[0].end["train_accuracy"] is not None
+    loaded = esam.load_run(result.records[0].path.parent, build_model=ByName)
+    assert loaded({"points": X[:3] - 1, "shift": torch.ones(3, 4)}).shape == (3, 2)
+    bare = [{"points": row} for row in X]
+    with pytest.raises(ValueError, match="a dict with labels or label, got a dict with points"):
+        compared(tmp_path / "bare", build=ByName, train=bare, test=bare)
+
+
+def test_fit_takes_a_loader_of_dicts_as_it_takes_one_of_pairs():
+    ends = []
+    for build, data in ((net, [*zip(*TRAIN, strict=True)]), (ByName, named(*TRAIN))):
+        torch.manual_seed(0)
+        model = build()
+        loader = DataLoader(data, batch_size=8, generator=torch.Generator().manual_seed(1))
+        optimizer = esam.SAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        seen = []
+        fit(model, optimizer, loader, loader, epochs=2, on_epoch=seen.append)
+        ends.append([(line["train_loss"], line["test_loss"]) for line in seen])
+    assert ends[1] == [pytest.approx(line, rel=1e-4) for line in ends[0]]  # x - 1 + 1 is rounded
+
+
+def test_another_number_among_tensors_by_name_is_other_data(tmp_path):
+    one, other = ({"points": X[:40], "shift": torch.full((40, 4), value)} for value in (0.0, 1e-30))
+    prints = [data_facts(Task((inputs, Y[:40]), (inputs, Y[:40])))["fingerprint"] for inputs in (one, other)]
+    rows = [data_facts(Task(named(X + value, Y), named(*TEST)))["fingerprint"] for value in (0, 1)]
+    assert prints[0] != prints[1] and rows[0] != rows[1]
 
 
 def test_a_loaders_epochs_depend_on_seed_and_number_alone_and_leave_the_streams_outside_alone():

@@ -203,7 +203,7 @@ def test_a_sheet_turns_numbers_right_and_words_left_and_is_cut_where_the_termina
     assert (title, [head, *rows], {*rule}) == ("T & U", whole, {"─"})
     pieces = as_text(SHEET, width=18).splitlines()[1:]
     assert [line for line in pieces if "─" not in line] == [
-        *("name     n   time", "a        1    2 s", "bb    22.5  3 min"),
+        *("name     n   time", "a        1    2 s", "bb    22.5  3 min", ""),
         *("name  what", "a     [b]<b>|", "bb    3 of 4 runs"),
     ]
     rule, first = as_markdown(SHEET).splitlines()[1:3]
@@ -279,6 +279,17 @@ def test_an_old_report_stays_when_a_record_is_broken_or_the_disk_is_full(tmp_pat
     with pytest.raises(ValueError, match="record.jsonl, line 1"):
         write_report(runs)
     assert page.read_text() == "old" and [p.name for p in runs.iterdir() if p.is_file()] == ["report.html"]
+
+
+def test_a_broken_record_is_named_on_the_page_and_costs_no_other_run_its_place(tmp_path):
+    write_run(tmp_path, "SGD", 0, 0.9)
+    write_run(tmp_path, "SAM", 1, 0.8)
+    broken = next(path for path in tmp_path.rglob("record.jsonl") if "SAM" in path.read_text())
+    broken.write_text("no record\n")
+    with pytest.warns(UserWarning, match="record.jsonl, line 1: no JSON .*; its run is left out"):
+        text = write_report(tmp_path).read_text()
+    assert "A record cannot be read, and its run is left out" in text and "SGD" in text
+    assert broken.read_text() == "no record\n"
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from esam.train.config import MOST_THREADS
+
 
 @dataclass(frozen=True)
 class Bench:
@@ -19,3 +21,12 @@ class Bench:
     """Steps of each contender."""
     threads: int = 1
     device: str = "cpu"
+
+    def check(self) -> Bench:
+        """Return what is to be timed if every number is in its range."""
+        for name in ("batch_size", "size", "classes", "rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
+        return self

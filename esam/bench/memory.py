@@ -11,15 +11,25 @@ from pathlib import Path
 
 import torch
 
+from esam.train.runs import chosen_device
+
 from .config import Bench
 from .contenders import Contender
 from .steps import prepared
 
 STEPS = 5
+CLEAR = Path("/proc/self/clear_refs")
+"""Where Linux takes the word that the high-water mark of memory starts anew."""
 
 
 # glibc keeps freed memory in pieces, and how much of it is chance: make it give every larger piece back at once
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+def check_measurable(bench: Bench) -> None:
+    """Refuse, before anything is timed, to measure memory where nothing tells it."""
+    if chosen_device(bench.device).type != "cuda" and not CLEAR.exists():
+        raise ValueError("memory is measured on Linux and CUDA only; leave it out: --no-memory")
 
 
 def peak_memory(bench: Bench, contender: Contender) -> int:
@@ -52,7 +62,7 @@ def _peak_of_this_process(bench: Bench, contender: Contender) -> int:
         for _ in range(STEPS):
             step()
         return int(torch.cuda.max_memory_allocated(device)) - before
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts from here
+    CLEAR.write_text("5")  # the high-water mark starts from here
     before = _status("VmRSS")
     for _ in range(STEPS):
         step()

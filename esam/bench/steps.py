@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from esam.report.sheets import Sheet
+from esam.train.environment import environment
 from esam.train.models import build_model, fastest_memory_format
-from esam.train.record import environment
+from esam.train.runs import chosen_device
 
 from .config import Bench
 from .contenders import Build, Contender
@@ -28,6 +29,9 @@ def bench_steps(
     Every contender steps once a round, in random order, so that noise hits all alike. On the CPU with one thread, times
     are processor time, which a busy machine disturbs least; else the clock's.
     """
+    if not contenders:
+        raise ValueError("there is nobody to time; name contenders, as in --contenders base sam, or leave it out")
+    chosen_device(bench.check().device)
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
     passes = {
@@ -73,7 +77,8 @@ def steps_sheet(result: dict[str, Any]) -> Sheet:
     titles = ["step by", "ms", *ratios, *(f"total{key[4:]}" for key in ratios), "forward", "backward", "units", "MiB"]
     lines = []
     for name, row in rows.items():
-        cells = [name, f"{1e3 * row['seconds']['median']:.0f}"]
+        milliseconds = 1e3 * row["seconds"]["median"]
+        cells = [name, f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"]
         cells += ["{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row[key]) for key in ratios]
         cells += ["{of totals:.2f}".format(**row[key]) for key in ratios]
         cells += [f"{row[key]:.3g}" for key in ("forwards", "backwards", "units")]

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
 
+from esam.extras import what_to_install
 from esam.train.names import did_you_mean
+
+from .channels import plain_warnings, print_anywhere
+from .wording import as_typed
 
 USAGE = """\
 usage: esam COMMAND [OPTIONS]
@@ -45,11 +51,26 @@ COMMANDS = {
     "recipes": "listing",
 }
 """The file that holds a command's function."""
+NO_READER = 141
+"""The exit code where whoever read our output, such as ``head``, has gone: as a shell tells it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    print_anywhere()
+    try:
+        try:
+            with plain_warnings():
+                return _run(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()  # here, where a reader that has gone can still be answered
+    except BrokenPipeError:
+        with suppress(OSError, ValueError):  # else the interpreter tries once more when it ends, and complains
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
+
+
+def _run(arguments: list[str]) -> int:
     command = arguments.pop(0) if arguments else "--help"
     if command in ("-h", "--help"):
         print(USAGE, end="")
@@ -59,29 +80,24 @@ def main(arguments: list[str] | None = None) -> int:
 
         print(esam.__version__)
         return 0
+    if command not in COMMANDS:
+        hint = did_you_mean(command, COMMANDS)
+        print(f"esam: unknown command {command!r}.{hint} See esam --help", file=sys.stderr)
+        return 1
     try:
-        if command not in COMMANDS:
-            raise ValueError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help")
         module = import_module(f"{__name__}.{COMMANDS[command]}")
         getattr(module, command)(arguments)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "esam":
             raise
-        print(f"esam: {command} needs {error.name}; run: pip install {_extra(error.name)}", file=sys.stderr)
+        print(f"esam: {command} needs {error.name}; run: pip install {what_to_install(error.name)}", file=sys.stderr)
         return 1
+    except BrokenPipeError:
+        raise
     except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"esam: {error}", file=sys.stderr)
+        print(f"esam: {as_typed(str(error))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("esam: interrupted; the same command resumes", file=sys.stderr)
         return 130
     return 0
-
-
-def _extra(package: str) -> str:
-    """Return what to install for a package: the extra that has it, or the package itself."""
-    extras = {"curvlinops": "analysis", "scipy": "analysis", "matplotlib": "analysis", "tensorboard": "tensorboard"}
-    extras |= dict.fromkeys(("tyro", "rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train")
-    extras |= dict.fromkeys(("datasets", "msgspec", "safetensors"), "train")
-    whole = package.split(".")[0]
-    return f"torch-esam[{extras[whole]}]" if whole in extras else whole

@@ -65,13 +65,22 @@ def analyze(arguments: list[str]) -> None:
     if options.pictures is not None and not (options.landscape or options.line or options.density):
         raise ValueError("--pictures needs something to draw; say how fine: --landscape 31, --line 51 or --density 60")
     from esam.analysis import even_axis
+    from esam.extras import require
+    from esam.files import check_folder, check_writable
     from esam.train.trained import described, figures, trained_run
 
     for points in filter(None, (options.landscape, options.line)):
         even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
-    for name in ("groups", "vmap"):
+    for name in ("groups", "vmap", "m", "steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"{name} must be 1 or more, got {getattr(options, name)!r}")
+    if options.pictures is not None:
+        require("matplotlib", purpose="drawing pictures")
+        check_folder(options.pictures, "--pictures")
+    if options.out is not None:
+        check_writable(options.out)
+    if options.eigenvalues or options.density:
+        require("curvlinops", "scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
     run = trained_run(options.run, images=options.images, batch_size=options.batch_size, device=options.device)
     asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
     result = {**described(run), **figures(run, **{name: getattr(options, name) for name in asked})}

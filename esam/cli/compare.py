@@ -8,17 +8,26 @@ from typing import Literal
 
 import tyro
 
-from esam.compare.plan import DEFAULT_METHODS
+from esam.compare.plan import DEFAULT_METHODS, Comparison, PlannedRun
+from esam.report.sheets import Form
 from esam.train.config import Config
 
-from .parsing import parse_run, settings_by_method, take_recipe
+from .parsing import ConfigFile, config_text, parse_run, settings_by_method, take_recipe
+
+
+@dataclass(frozen=True)
+class SharedConfig(Config):
+    """What the runs of a comparison share: all but the method and the seed, which --methods and --seeds name."""
+
+    method: tyro.conf.Fixed[str] = "esam"
+    seed: tyro.conf.Fixed[int] = 0
 
 
 @dataclass(frozen=True)
 class CompareOptions:
     """Several methods and seeds on the same data, order, initial weights and budget. Interrupted, it resumes."""
 
-    config: tyro.conf.OmitArgPrefixes[Config]
+    config: tyro.conf.OmitArgPrefixes[SharedConfig]
     methods: tuple[str, ...] = DEFAULT_METHODS
     """Methods to compare, by their names in `esam methods`; base is the base optimizer alone."""
     seeds: tuple[int, ...] = (0, 1, 2)
@@ -35,6 +44,14 @@ class CompareOptions:
     The search's runs are beside OUT, in OUT-tuning."""
     tune_over: tuple[Literal["rho", "lr", "weight_decay"], ...] = ("rho",)
     """What the trials look for; the base optimizer too gets its lr and weight_decay by as many trials."""
+    file: ConfigFile = None
+    """Options from a TOML file, as --print-config writes it; what is typed wins."""
+    print_config: bool = False
+    """Print every option as it takes effect, as such a file, and run nothing."""
+    quiet: bool = False
+    """Print the result alone."""
+    format: Form = "table"
+    """How the result is printed; other than as a table, everything else goes to the error channel."""
 
 
 def compare(arguments: list[str]) -> None:
@@ -42,44 +59,83 @@ def compare(arguments: list[str]) -> None:
     recipe = take_recipe(arguments)
     given = {"methods": recipe.methods, "seeds": recipe.seeds} if recipe else {}
     start = recipe.config if recipe else Config()
-    options, config = parse_run("compare", CompareOptions, arguments, start, **given)
-    from rich.console import Console
-
-    from esam.compare.check import check
-    from esam.compare.launch import Launcher, divergences
-    from esam.compare.live import show_results, watch
-    from esam.compare.plan import Comparison, plan
-    from esam.compare.tune import tell_search, trials, tune
-    from esam.report import write_report
-    from esam.report.sheets import as_text
-    from esam.report.tuned import tried_sheet
-
+    options, config = parse_run("compare", CompareOptions, arguments, start, shape=SharedConfig, **given)
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
-    console = Console()
     comparison = Comparison(config, options.methods, options.seeds, settings)
     if options.tune_over != ("rho",) and not options.tune:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
+    if options.print_config:
+        words = tuple(f"{method}.{name}={value}" for method, own in settings.items() for name, value in own.items())
+        names = ("methods", "seeds", "out", "jobs", "tune", "tune_over", "format")
+        more = {**{name: getattr(options, name) for name in names}, "set": words}
+        print(config_text("compare", config, SharedConfig, more))
+        return
+    from esam.compare.check import check
+    from esam.compare.plan import plan
+    from esam.compare.tune import trials
+
+    runs = plan(comparison, options.out)
+    _check_reached(options, runs)
     beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
     searched = trials(comparison, beside, options.tune, options.tune_over) if options.tune else {}
-    runs = [run for several in searched.values() for run, _ in several]
-    check([*plan(comparison, options.out), *runs], options.out)
+    check([*runs, *(run for several in searched.values() for run, _ in several)], options.out)
+    _run(comparison, options, beside)
+
+
+def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
+    from rich.console import Console
+
+    from esam.compare.launch import Launcher, divergences
+    from esam.compare.live import show_results, watch
+    from esam.compare.plan import plan
+    from esam.compare.tune import tell_search, tune
+    from esam.report import summarise, write_report
+    from esam.report.figures import results_text
+    from esam.report.sheets import as_text
+    from esam.report.tuned import tried_sheet
+    from esam.train.effective import told_method, told_run
+
+    aside = Console(stderr=options.format != "table", quiet=options.quiet)
+
+    def say(line: str) -> None:
+        aside.print(line, highlight=False, markup=False, soft_wrap=True)
+
     if options.tune:
-        launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), console)  # noqa: E731
+        launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), aside)  # noqa: E731
         comparison, _ = tune(comparison, beside, options.tune, launch, options.tune_over)
-        console.print(as_text(tried_sheet(comparison.tuned)), "", highlight=False, markup=False, sep="\n")
+        say(f"{as_text(tried_sheet(comparison.tuned))}\n")
     runs = plan(comparison, options.out)
     tell_search(runs)
+    launcher = Launcher(runs, jobs=options.jobs)
+    say(f"{len(runs)} runs, each {told_run(comparison.config)}")
+    for method, config in {run.config.method: run.config for run in runs}.items():
+        say(f"  {method}: {told_method(config)}")
     failure: RuntimeError | None = None
     try:
-        watch(Launcher(runs, jobs=options.jobs), console)
+        watch(launcher, aside)
     except RuntimeError as error:  # what the other runs gave is shown all the same
         failure = error
-    if any(run.record() for run in runs):
-        show_results(runs, console)
-        console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)
+    if records := [record for run in runs if (record := run.record()) is not None]:
+        report = f"report: {write_report(options.out)}"
+        if options.format == "table":
+            console = Console()
+            show_results(runs, console)
+            console.print(report, highlight=False, markup=False, soft_wrap=True)
+        else:
+            print(results_text(summarise(records), options.format))
+            say(report)
     if failure is not None:
         raise failure
     if diverged := divergences(runs):
         raise RuntimeError("\n".join([f"{len(diverged)} of {len(runs)} runs diverged:", *diverged]))
+
+
+def _check_reached(options: CompareOptions, runs: list[PlannedRun]) -> None:
+    """Refuse a method's setting that was typed and that no run has a use for."""
+    used = {name for run in runs for name in run.config.settings}
+    for name in vars(options):
+        typed = name not in CompareOptions.__dataclass_fields__ and getattr(options, name) is not None
+        if typed and name not in used:
+            raise ValueError(f"none of {', '.join(options.methods)} takes --{name.replace('_', '-')}; leave it out")

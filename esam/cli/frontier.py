@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from esam.report.sheets import Form
+
 from .parsing import parse
 
 
@@ -25,30 +27,36 @@ class FrontierOptions:
     """Runs at a time, each on one thread."""
     map: bool = False
     """Run nothing: make table, page and picture from the records that are there."""
+    format: Form = "table"
+    """How the table is printed."""
 
 
 def frontier(arguments: list[str]) -> None:
     """``esam frontier``: run what is missing of the map, then draw it."""
     options = parse("frontier", FrontierOptions, arguments)
+    from esam.extras import require
+    from esam.files import check_folder
     from esam.frontier.stages import STAGES, arena_of, make
 
+    require("matplotlib", "plotly", "jinja2", purpose="the map")
+    check_folder(options.out)
     arena = arena_of(options.out, options.regimes, options.entrants)
     if not options.map:
         stages = STAGES if options.stage == "all" else (options.stage,)
         make(arena, stages, jobs=options.jobs, tell=lambda line: print(line, flush=True))
-    _show(options.out)
+    _show(options.out, options.format)
 
 
-def _show(folder: Path) -> None:
+def _show(folder: Path, form: Form) -> None:
     from esam.frontier.figure import draw_map
     from esam.frontier.page import write_map
     from esam.frontier.standings import overall, read_map
     from esam.frontier.tables import overall_sheet
-    from esam.report.sheets import as_text
+    from esam.report.sheets import formatted
 
     found = read_map(folder)
     if not found:
         raise ValueError(f"{folder} holds no finished run of the base; run esam frontier without --map first")
-    print(as_text(overall_sheet(overall(found), f"Over {len(found)} regimes")))
+    print(formatted([overall_sheet(overall(found), f"Over {len(found)} regimes")], form))
     pictures = draw_map(folder / "map", found)
     print(f"\npage: {write_map(folder, found)}, picture: {', '.join(map(str, pictures))}", flush=True)

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from esam.train.config import Config, find_method
+from esam.train.effective import effective_settings
 from esam.train.names import did_you_mean
+
+from .configfile import take_file, toml_lines
 
 if TYPE_CHECKING:
     from esam.compare.plan import Comparison
+
+ConfigFile = Annotated[Path | None, tyro.conf.arg(name="config", metavar="FILE")]
+"""The option --config of a command that reads its options from a file too."""
 
 
 def parse(command: str, options: type[Any], arguments: list[str], **defaults: Any) -> Any:
@@ -23,11 +32,18 @@ def parse(command: str, options: type[Any], arguments: list[str], **defaults: An
 
 
 def parse_run(
-    command: str, options: type[Any], arguments: list[str], start: Config, **defaults: Any
+    command: str,
+    options: type[Any],
+    arguments: list[str],
+    start: Config,
+    *,
+    shape: type[Config] = Config,
+    **defaults: Any,
 ) -> tuple[Any, Config]:
     """Return a command's options and the configuration they come to, from one to start with.
 
-    Every setting that some method of the registry has is an option too, such as --rho.
+    Every setting that some method of the registry has is an option too, such as --rho; a file that --config names is
+    read first. ``shape`` is the configuration as the command has it, with what it cannot use marked as fixed.
     """
     from esam.optim import METHODS
 
@@ -42,9 +58,35 @@ def parse_run(
     whole = dataclasses.make_dataclass(
         options.__name__, fields, bases=(options,), frozen=True, namespace={"__doc__": options.__doc__}
     )
-    parsed = parse(command, whole, arguments, config=dataclasses.replace(start, settings={}), **defaults)
-    given = {setting: getattr(parsed, setting) for setting, _ in takers if getattr(parsed, setting) is not None}
-    return parsed, dataclasses.replace(parsed.config, settings={**start.settings, **given})
+    known = {f.name for f in dataclasses.fields(whole)} - {"config", "file", "print_config"} | set(config_names(shape))
+    begun = shape(**{**vars(start), "settings": {}})
+    parsed = parse(command, whole, take_file(arguments, known), config=begun, **defaults)
+    asked = {setting: getattr(parsed, setting) for setting, _ in takers if getattr(parsed, setting) is not None}
+    return parsed, Config(**{**vars(parsed.config), "settings": {**start.settings, **asked}})
+
+
+def config_names(shape: type[Config]) -> list[str]:
+    """Return the fields of a configuration that a command line can set."""
+    fixed = () if shape is Config else inspect.get_annotations(shape)
+    return [field.name for field in dataclasses.fields(shape) if field.name not in {"settings", *fixed}]
+
+
+def config_text(command: str, config: Config, shape: type[Config], more: Mapping[str, Any]) -> str:
+    """Return everything that takes effect as a file that --config reads.
+
+    Defaults of the method's own stand in it as remarks: said out loud, they would be refused by another method.
+    """
+    whole = {name: getattr(config, name) for name in config_names(shape)} | dict(config.settings) | dict(more)
+    lines = [f"# esam {command} --config FILE; what is typed beside it wins", *toml_lines(_filled(whole))]
+    if shape is Config:
+        own = {k: v for k, v in effective_settings(config).items() if k not in config.settings}
+        lines += [f"# {line}  # {config.method}'s own default" for line in toml_lines(own)]
+    return "\n".join(lines)
+
+
+def _filled(values: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {name: str(value) if isinstance(value, Path) else value for name, value in values.items()}
+    return {name: value for name, value in plain.items() if value is not None and value != ()}
 
 
 def take_recipe(arguments: list[str]) -> Comparison | None:

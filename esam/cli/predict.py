@@ -38,11 +38,13 @@ def predict(arguments: list[str]) -> None:
     options = parse("predict", PredictOptions, arguments)
     if not options.files:
         raise ValueError("esam predict wants files: pictures, or tables of numbers (.csv, .npy)")
-    from esam.files import write_atomically
+    from esam.files import check_writable, write_atomically
     from esam.train.predict import as_csv, as_json, predictions
     from esam.train.saved import load_run
     from esam.train.task import find_factory, own_builder
 
+    if options.out is not None:
+        check_writable(options.out)
     run = load_run(options.run, weights=options.weights, build_model=own_builder(options.model, options.data))
     read = None if options.read is None else find_factory(options.read)
     found = list(predictions(run, options.files, read=read))

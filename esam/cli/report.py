@@ -23,6 +23,9 @@ class ReportOptions:
 def report(arguments: list[str]) -> None:
     """``esam report``: records to a page."""
     options = parse("report", ReportOptions, arguments)
+    from esam.files import check_writable
     from esam.report import write_report
 
+    if options.out is not None:
+        check_writable(options.out)
     print(write_report(options.folder, options.out))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from esam.report.sheets import Form
 from esam.train.names import did_you_mean
 
 from .parsing import parse
@@ -39,6 +40,8 @@ class ReproduceOptions:
     """Tell what would be done, and what it would cost; do nothing."""
     markdown: bool = False
     """Print the claims as Markdown."""
+    format: Form = "table"
+    """How an item's tables and the claims are printed."""
 
 
 def reproduce(arguments: list[str]) -> None:
@@ -59,15 +62,15 @@ def reproduce(arguments: list[str]) -> None:
     if not options.item:
         print(item_list(ITEMS, list(stores.values())))
     elif options.item == "claims":
-        _print_claims(store, options.markdown)
+        _print_claims(store, "md" if options.markdown else options.format)
     elif options.plan:
         chosen = list(ITEMS) if options.item == "all" else [options.item]
         print("\n\n".join(plan_text(ITEMS[name], store) for name in chosen))
     else:
-        _make_items(options.item, store, options.jobs)
+        _make_items(options.item, store, options.jobs, options.format)
 
 
-def _make_items(asked: str, store: ResultStore, jobs: int) -> None:
+def _make_items(asked: str, store: ResultStore, jobs: int, form: Form) -> None:
     """Make one item or all; what fails does not keep the others from being made."""
     from rich.console import Console
 
@@ -75,7 +78,7 @@ def _make_items(asked: str, store: ResultStore, jobs: int) -> None:
     from esam.paper.claims import claims_part
     from esam.paper.engine.make import NotAtThisScale, make, write_report
     from esam.paper.items import ITEMS, MAKING_ORDER
-    from esam.report.sheets import as_text
+    from esam.report.sheets import formatted
 
     console, failures = Console(), []
     for name in MAKING_ORDER if asked == "all" else [asked]:
@@ -96,19 +99,19 @@ def _make_items(asked: str, store: ResultStore, jobs: int) -> None:
             print(f"  not made: {error}", flush=True)
             failures += [] if isinstance(error, NotAtThisScale) else [name]
             continue
-        for sheet in item.sheets(measured):
-            print(f"\n{as_text(sheet)}")
+        print(f"\n{formatted(item.sheets(measured), form)}")
         page = write_report(ITEMS, store, [claims_part(store)])
         print(f"\nresults: {store.path(item)}.json, page: {page}\n", flush=True)
     if failures:
         raise RuntimeError(f"not made: {', '.join(failures)}; see above. The others are in {store.folder}")
 
 
-def _print_claims(store: ResultStore, markdown: bool) -> None:
-    from esam.paper.claims import claims_markdown, judged, words
+def _print_claims(store: ResultStore, form: Form) -> None:
+    from esam.paper.claims import claims_markdown, claims_sheet, judged, words
+    from esam.report.sheets import formatted
 
-    if markdown:
-        print(claims_markdown(store))
+    if form != "table":
+        print(claims_markdown(store) if form == "md" else formatted([claims_sheet(store)], form))
         return
     rows = judged(store)
     for claim, found in rows:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
 
 from esam.train.config import Config
 
-from .parsing import parse_run, take_recipe
+from .parsing import ConfigFile, config_text, parse_run, take_recipe
 
 if TYPE_CHECKING:
     from esam.compare.plan import Comparison
+    from esam.train.record import RunRecord
+    from esam.train.runs import Parts
+
+    from .progress import View
 
 
 @dataclass(frozen=True)
@@ -24,8 +27,16 @@ class TrainOptions:
     config: tyro.conf.OmitArgPrefixes[Config]
     out: Path = Path("runs/train")
     """Folder of the record and the checkpoints."""
+    file: ConfigFile = None
+    """Options from a TOML file, as --print-config writes it; what is typed wins."""
+    print_config: bool = False
+    """Print every option as it takes effect, as such a file, and train nothing."""
+    quiet: bool = False
+    """Print the result alone."""
+    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
+    """Also write the figures of each epoch by these libraries (extras of the same names), into the run's folder."""
     tensorboard: bool = False
-    """Also write TensorBoard events into the folder (needs the extra `tensorboard`)."""
+    """The same as --track tensorboard."""
 
 
 def train(arguments: list[str]) -> None:
@@ -33,22 +44,26 @@ def train(arguments: list[str]) -> None:
     recipe = take_recipe(arguments)
     options, config = parse_run("train", TrainOptions, arguments, recipe.config if recipe else Config())
     config = config if recipe is None else _of_recipe(recipe, config)
+    if options.print_config:
+        print(config_text("train", config, Config, {"out": options.out, "track": _tracked(options)}))
+        return
     from rich.console import Console
 
-    from esam.train.runs import run
-    from esam.train.trained import MEASURES
+    from esam.compare.check import check
+    from esam.compare.plan import PlannedRun
+    from esam.extras import require
+    from esam.files import check_folder
+    from esam.train.trackers import find_tracker
 
-    watchers: list[Callable[[dict[str, Any]], None]] = [_print_epoch]
-    if options.tensorboard:
-        from esam.train.tensorboard import event_writer
-
-        watchers.append(event_writer(options.out))
-
-    def watch(metrics: dict[str, Any]) -> None:
-        for watcher in watchers:
-            watcher(metrics)
-
-    record = run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True)
+    require("safetensors", purpose="keeping the weights")
+    check_folder(options.out)
+    check([PlannedRun(config, options.out)])
+    trackers = [find_tracker(name, options.out, config) for name in _tracked(options)]
+    try:
+        record = _trained(config, options, trackers, Console())
+    finally:
+        for tracker in trackers:
+            tracker.end()
     assert record.end is not None, "a run that is over has an end"
     if record.diverged:
         raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")
@@ -59,6 +74,39 @@ def train(arguments: list[str]) -> None:
     Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
 
 
+def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any) -> RunRecord:
+    from esam.train.runs import run, title
+    from esam.train.trained import MEASURES
+
+    from .progress import shown
+
+    with shown(config, title(config), console, quiet=options.quiet) as view:
+
+        def watch(metrics: dict[str, Any]) -> None:
+            view.epoch(metrics)
+            for tracker in trackers:
+                tracker.epoch(metrics)
+
+        parts = _counted_parts(view)
+        return run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True, parts=parts)
+
+
+def _counted_parts(view: View) -> Any:
+    from esam.train.counted import Counted
+    from esam.train.runs import configured_parts
+
+    def made(config: Config) -> Parts:
+        parts = configured_parts(config)
+        return replace(parts, train=Counted(parts.train, view.batch))
+
+    return made
+
+
+def _tracked(options: TrainOptions) -> tuple[str, ...]:
+    named = (*options.track, *(["tensorboard"] if options.tensorboard else []))
+    return tuple(dict.fromkeys(named))
+
+
 def _of_recipe(recipe: Comparison, asked: Config) -> Config:
     """Return the recipe's run of the method that was asked for, with whatever else was asked for in place."""
     from esam.compare.plan import configured
@@ -67,9 +115,3 @@ def _of_recipe(recipe: Comparison, asked: Config) -> Config:
     given = {name: value for name, value in vars(asked).items() if value != getattr(recipe.config, name)}
     own = {name: v for name, v in asked.settings.items() if recipe.config.settings.get(name) != v}
     return replace(whole, **{**given, "settings": {**whole.settings, **own}})
-
-
-def _print_epoch(metrics: dict[str, Any]) -> None:
-    accuracy = metrics.get("test_accuracy")
-    tail = f", test accuracy {100 * accuracy:.2f} %" if accuracy is not None else ""
-    print(f"epoch {metrics['epoch']}: train loss {metrics['train_loss']:.4f}{tail}", flush=True)

@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from esam.train.config import Config
-from esam.train.evaluation import Batch, Loss, Metric
+from esam.train.evaluation import Loss, Metric
 from esam.train.facts import Facts, data_facts
+from esam.train.inputs import Batch, Inputs, on_device
 from esam.train.loader import SeededLoader
 from esam.train.models import fastest_memory_format
 from esam.train.runs import EVALUATION_BATCH, InOrder, Parts, build_optimizer, check_choices, chosen_device
@@ -23,8 +24,8 @@ from esam.train.task import Task, TaskBatches, held_out_task
 from esam.train.trained import IMAGES, objective_sharpness
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
-Given = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-"""Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader."""
+Given = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
+"""Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader; inputs may be tensors by name."""
 
 
 class _Split(NamedTuple):
@@ -165,4 +166,4 @@ def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator
         if seen >= most:
             return
         seen += len(y)
-        yield x.to(device), y.to(device)
+        yield on_device(x, device), y.to(device)

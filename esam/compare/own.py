@@ -86,6 +86,7 @@ def compare(
     Args:
         build_model: Called for each run, after ``torch.manual_seed(seed)``; pretrained weights are loaded in it.
         train: ``(inputs, targets)`` as tensors, a Dataset of such pairs, or a DataLoader, which keeps its batch size.
+            Inputs, and whole batches with ``labels``, may be dicts of tensors, as text models take.
         test: The same, to evaluate on.
         methods: Names of ``esam.METHODS``.
         loss: ``(outputs, targets)`` -> one loss per sample.

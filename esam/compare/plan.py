@@ -58,7 +58,10 @@ class Comparison:
 def plan(comparison: Comparison, folder: str | Path) -> list[PlannedRun]:
     """Return one run for each seed and method, seed by seed, so that whole comparisons come first."""
     if not comparison.methods or not comparison.seeds:
-        raise ValueError(f"a comparison needs methods and seeds, got {comparison.methods} and {comparison.seeds}")
+        raise ValueError(
+            "a comparison needs methods and seeds (--methods, --seeds), got "
+            f"{[*comparison.methods]} and {[*comparison.seeds]}"
+        )
     for method, own in comparison.settings.items():
         _check_own(method, own)
     configs = [configured(comparison, method, seed) for seed in comparison.seeds for method in comparison.methods]

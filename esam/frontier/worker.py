@@ -44,7 +44,8 @@ def attempt(values: dict[str, Any], folder: Path) -> str:
 
 def record_failure(config: Any, folder: Path, message: str) -> None:
     """End a run's record as failed, with what was evaluated until then."""
-    from esam.train.record import RECORD_NAME, RecordWriter, environment, read_record
+    from esam.train.environment import environment
+    from esam.train.record import RECORD_NAME, RecordWriter, read_record
 
     path = folder / RECORD_NAME
     if path.exists():

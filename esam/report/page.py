@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,22 +24,29 @@ from esam.report.templates import render, write_html
 from esam.report.tuned import searches, tried_sheet
 from esam.train.record import RECORD_NAME, RunRecord, read_records
 
+REPORT_NAME = "report.html"
+
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     """Write one self-contained page about all the runs below `folder`, and return where it is.
 
     The page goes to `out`, or to report.html in the folder. It loads nothing, so it can be sent around.
     """
-    records = read_records(folder)
+    broken: list[str] = []
+    records = read_records(folder, broken=broken)
+    if not records and broken:
+        raise ValueError(broken[0])
     if not records:
         raise ValueError(f"no {RECORD_NAME} in {folder} or below it: train something first, as by esam compare")
-    path = Path(folder) / "report.html" if out is None else Path(out)
+    path = Path(folder) / REPORT_NAME if out is None else Path(out)
     if path.is_dir():
-        raise ValueError(f"{path} is a folder: give the name of the page, such as {path / 'report.html'}")
-    return write_html(path, _page(records, read_analyses(Path(folder))))
+        raise ValueError(f"{path} is a folder: give the name of the page, such as {path / REPORT_NAME}")
+    for told in broken:
+        warnings.warn(f"{told}; its run is left out", stacklevel=2)
+    return write_html(path, _page(records, read_analyses(Path(folder)), broken))
 
 
-def _page(records: Sequence[RunRecord], analyses: Sequence[Surroundings]) -> str:
+def _page(records: Sequence[RunRecord], analyses: Sequence[Surroundings], broken: Sequence[str] = ()) -> str:
     """The page as text; the same records and analyses give the same page."""
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
@@ -52,7 +60,7 @@ def _page(records: Sequence[RunRecord], analyses: Sequence[Surroundings]) -> str
     return filled_page(
         title=_title(list(keys), {str(record.config.get("data", "")) for record in records}),
         lead=_lead(records, conditions),
-        notes=settings.notes(records),
+        notes=[*settings.notes(records), *(f"A record cannot be read, and its run is left out: {t}." for t in broken)],
         chips=[(name, keys[name], colours[name]) for name in keys],
         sections=sections,
         common=common,

@@ -1,9 +1,14 @@
-"""How does a table of ready words look on a terminal and in Markdown? parts.html has it for a page."""
+"""How does a table of ready words look on a terminal, in Markdown, CSV and JSON? parts.html has it for a page."""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich import box
 from rich.cells import cell_len
@@ -11,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 GAP = 2
+Form = Literal["table", "csv", "json", "md"]
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,9 @@ def as_text(sheet: Sheet, width: int | None = None) -> str:
         pieces[-1].append(column)
     console = Console(width=sum(widths), color_system=None, markup=False, emoji=False, highlight=False)
     with console.capture() as captured:
-        for piece in pieces:
+        for number, piece in enumerate(pieces):
+            if number:
+                console.print()
             console.print(_piece(sheet, piece))
     lines = [line.rstrip() for line in captured.get().splitlines()]
     return "\n".join([sheet.title, *lines] if sheet.title else lines)
@@ -51,6 +59,40 @@ def as_markdown(sheet: Sheet) -> str:
     rule = ["---:" if numbers else "---" for numbers in sheet.numeric]
     lines = [sheet.head, rule, *sheet.rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def as_csv(sheet: Sheet) -> str:
+    """Give the table as comma-separated values, without its title."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([sheet.head, *sheet.rows])
+    return text.getvalue().rstrip("\n")
+
+
+def as_rows(sheet: Sheet) -> list[dict[str, str | int | float]]:
+    """Give each line by the heads of its columns, numbers as numbers: for JSON."""
+    return [dict(zip(sheet.head, map(_value, row), strict=True)) for row in sheet.rows]
+
+
+def formatted(sheets: Sequence[Sheet], form: Form, width: int | None = None) -> str:
+    """Give tables as text in the form that was asked for; of several, CSV and Markdown have an empty line between."""
+    if form == "json":
+        told = [{"title": sheet.title, "rows": as_rows(sheet)} for sheet in sheets]
+        return json.dumps(told, indent=1, ensure_ascii=False)
+    if form == "csv":
+        return "\n\n".join(map(as_csv, sheets))
+    if form == "md":
+        titled = [f"{sheet.title}\n\n{as_markdown(sheet)}" if sheet.title else as_markdown(sheet) for sheet in sheets]
+        return "\n\n".join(titled)
+    return "\n\n".join(as_text(sheet, width) for sheet in sheets)
+
+
+def _value(cell: str) -> str | int | float:
+    for kind in (int, float):
+        try:
+            return kind(cell)
+        except ValueError:
+            continue
+    return cell
 
 
 def _piece(sheet: Sheet, columns: list[int]) -> Table:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import warnings
 import zipfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from esam.files import remove_unfinished, write_atomically
 
 State = dict[str, Any]
+DISTRUST = "it may run code when it is loaded, so it is not; take a checkpoint that esam has written"
 
 
 class Checkpoint:
@@ -63,7 +65,23 @@ def read_state(path: Path, device: torch.device | str = "cpu") -> State:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} fails its checksum")
-        state: State = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:  # torch's own words advise to load it all the same
+        raise ValueError(f"{path} cannot be read (it holds more than tensors and plain values: {DISTRUST})") from error
     except Exception as error:  # torch raises many kinds for a truncated or foreign file
         raise ValueError(f"{path} cannot be read ({error})") from error
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} cannot be read (it holds a {type(state).__name__}, not the state of a run)")
+    return state
+
+
+def run_state(state: State, where: Path) -> State:
+    """Return a state if it is one that a run has saved: weights by name, and how far it had come."""
+    progress = state.get("progress")
+    epoch = progress.get("epoch") if isinstance(progress, dict) else None
+    if not isinstance(state.get("model"), dict) or not isinstance(epoch, int):
+        raise ValueError(
+            f"{where} holds no checkpoint of esam: the weights or the epoch are missing; give the folder of a run, or "
+            "delete it to start the run again"
+        )
     return state

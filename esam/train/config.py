@@ -109,25 +109,30 @@ class Config:
 
     def check(self) -> Config:
         """Return the configuration if every number in it is in its range; a method checks its own."""
+        if told := self.faults():
+            raise ValueError(told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} settings are wrong:", *told]))
+        return self
+
+    def faults(self) -> list[str]:
+        """Return a sentence for each number that is out of its range."""
+        told = []
         for name, (low, words) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not (low <= value < math.inf):
-                raise ValueError(f"{name} must be {words}, got {value}")
+                told.append(f"{name} must be {words}, got {value}")
         if self.warmup and self.warmup >= self.epochs:
-            raise ValueError(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
+            told.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
         if self.budget == 0:
-            raise ValueError("budget must be more than 0 seconds, got 0")
-        if not self.momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+            told.append("budget must be more than 0 seconds, got 0")
+        if self.optimizer == "adamw" and self.momentum != Config.momentum:
+            told.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
+        if 1 <= self.momentum < math.inf:
+            told.append(f"momentum must be in [0, 1), got {self.momentum}")
         if self.threads is not None and self.threads > MOST_THREADS:
-            raise ValueError(
-                f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice"
-            )
+            told.append(f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice")
         if not 0 <= self.label_noise <= 1:
-            raise ValueError(
-                f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2"
-            )
-        return self
+            told.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
+        return told
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
@@ -136,7 +141,8 @@ class Config:
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
-                raise ValueError(f"unknown setting {name!r} in a run's configuration.{did_you_mean(name, known)}")
+                hint = did_you_mean(name, known) or " Another version of esam may have written it"
+                raise ValueError(f"unknown setting {name!r} in a run's configuration.{hint}")
         return cls(**{**values, "notes": tuple(values.get("notes", ()))})
 
 

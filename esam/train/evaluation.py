@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Batch = tuple[Tensor, Tensor]
+from .inputs import Batch, as_pair, on_device, outputs_of
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per sample; their mean is told."""
@@ -23,17 +24,6 @@ PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 def per_sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the cross entropy of each sample."""
     return F.cross_entropy(outputs, targets, reduction="none")
-
-
-def as_pair(batch: Any) -> Batch:
-    """Return a batch as inputs and targets."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        got = f" of {len(batch)}" if isinstance(batch, (tuple, list, dict)) else ""
-        raise ValueError(
-            f"data must give pairs (inputs, targets), got a {type(batch).__name__}{got}; pair them in the Dataset, or "
-            "in the collate_fn of a DataLoader"
-        )
-    return batch[0], batch[1]
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -58,10 +48,10 @@ def evaluate(
     device = next(model.parameters()).device
     total, measured, correct, count, labels = 0.0, 0.0, 0, 0, 0
     with _looking_at(model):
-        for x, y in batches:
-            x, y = x.to(device), y.to(device)
+        for x, y in map(as_pair, batches):
+            x, y = on_device(x, device), y.to(device)
             with autocast(device, precision):
-                outputs = model(x)
+                outputs = outputs_of(model, x)
                 total += float(loss(outputs, y).sum())
             if _are_classes(outputs, y):
                 correct += int((outputs.argmax(1) == y).sum())
@@ -86,9 +76,9 @@ def class_accuracy(
     device = next(model.parameters()).device
     right, of = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
     with _looking_at(model):
-        for x, y in batches:
+        for x, y in map(as_pair, batches):
             with autocast(device, precision):
-                outputs = model(x.to(device)).cpu()
+                outputs = outputs_of(model, on_device(x, device)).cpu()
             y = y.cpu()
             if y.dim() != 1 or not _are_classes(outputs, y) or outputs.shape[1] > MOST_CLASSES or int(y.min()) < 0:
                 return None

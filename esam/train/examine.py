@@ -11,6 +11,7 @@ from esam.analysis.doctor import Watch, watching
 
 from .config import Config
 from .evaluation import autocast, per_sample_cross_entropy
+from .inputs import Inputs, outputs_of, rows_of
 from .runs import batches_of, build_optimizer, chosen_device, configured_data, configured_task, prepared_model
 from .task import Task, is_factory
 
@@ -36,9 +37,9 @@ def examine(config: Config, steps: int) -> Watch:
                     return watch
                 watch.samples(samples)
 
-                def closure(keep: slice | torch.Tensor, x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                def closure(keep: slice | torch.Tensor, x: Inputs = x, y: torch.Tensor = y) -> torch.Tensor:
                     with autocast(device, config.precision):
-                        outputs = model(x[keep])
+                        outputs = outputs_of(model, rows_of(x, keep))
                     return loss(outputs, y[keep])
 
                 optimizer.step(closure, batch_size=len(y))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import logging
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from esam.extras import require
 from esam.files import write_atomically
 
 from .saved import SavedRun
@@ -22,9 +22,7 @@ BATCH = 2
 
 def write_onnx(run: SavedRun, path: Path) -> None:
     """Write the model as an ONNX graph for batches of any size; classes and normalisation stand beside it as JSON."""
-    for package in ("onnx", "onnxscript"):
-        if importlib.util.find_spec(package) is None:
-            raise ImportError(f"exporting to ONNX takes {package}; run: pip install torch-esam[onnx]")
+    require("onnx", "onnxscript", purpose="exporting to ONNX")
     shape, kind = run.about.get("shape"), str(run.about.get("dtype") or "torch.float32").removeprefix("torch.")
     if shape is None:
         raise ValueError("the record does not tell the shape of an input; export the model with torch.onnx.export")

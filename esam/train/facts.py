@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .data.splits import Data, Split, StreamedSplit
 from .evaluation import MOST_CLASSES
+from .inputs import as_pair
 from .task import Samples, Task, sample_count
 
 LOOKED_AT = 256
@@ -68,7 +69,7 @@ def _add(digest: Any, part: Split | StreamedSplit | Samples) -> None:
         digest.update(f"{part.pictures.fingerprint()} {part.decoder}".encode())
         _add_tensors(digest, part.rows, part.labels)
     elif isinstance(part, tuple):
-        _add_tensors(digest, *part)
+        _add_tensors(digest, *(one for one in _parts(part) if isinstance(one, Tensor)))
     else:
         _add_rows(digest, part)
 
@@ -93,12 +94,18 @@ def _add_rows(digest: Any, rows: Any) -> None:
 
 
 def _parts(sample: Any) -> list[Any]:
+    """Return what a sample holds, however deep."""
     if isinstance(sample, Mapping):
         sample = list(sample.values())
-    return list(sample) if isinstance(sample, (tuple, list)) else [sample]
+    return [part for one in sample for part in _parts(one)] if isinstance(sample, (tuple, list)) else [sample]
 
 
 def _first(samples: Samples) -> Tensor | None:
     """Return the first input, if it is a tensor."""
-    first = samples[0][0] if isinstance(samples, tuple) else _parts(samples[0])[0]
+    if isinstance(samples, tuple):
+        return samples[0][0] if isinstance(samples[0], Tensor) else None
+    try:
+        first, _ = as_pair(samples[0])
+    except ValueError:  # no pairs yet: a collate_fn makes them
+        return None
     return first if isinstance(first, Tensor) else None

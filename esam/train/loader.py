@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .data.draws import generator_for
-from .evaluation import Batch, as_pair
+from .inputs import Batch, as_pair
 
 
 class SeededLoader:

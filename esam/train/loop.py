@@ -18,7 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
-from .evaluation import PRECISIONS, Batch, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
+from .inputs import Batch, Inputs, as_pair, on_device, outputs_of, rows_of
 from .names import did_you_mean
 from .resume import Progress, Resumable
 
@@ -82,7 +83,8 @@ def fit(
     Args:
         model: Any module; it stays on its device, and the batches are moved there.
         optimizer: Sharpness-aware, or any torch optimizer, which then trains as it is.
-        train: An object with ``epoch(number)``, or any iterable of ``(inputs, targets)``.
+        train: An object with ``epoch(number)``, or any iterable of ``(inputs, targets)``, such as a DataLoader. Inputs,
+            and whole batches with ``labels``, may be dicts of tensors.
         test: Evaluated in eval mode after every ``evaluate_every`` epochs, and after the last.
         epochs: How many to train, those before a resume included.
         loss: ``(outputs, targets)`` -> one loss per sample.
@@ -168,7 +170,7 @@ def _train_epoch(
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device = next(model.parameters()).device
-    batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else iter(train)
+    batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else map(as_pair, train)
     steps = _length(train)
     trajectory, rows = _trajectory(optimizer, train, progress.epoch + 1)
     model.train()
@@ -181,16 +183,16 @@ def _train_epoch(
         if pace.spent(seconds):
             break
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
-        x, y = x.to(device), y.to(device)
+        x, y = on_device(x, device), y.to(device)
         seen = rows[sum(sizes) :][: len(y)]
 
-        def closure(keep: slice | Tensor, x: Tensor = x, y: Tensor = y, seen: Tensor = seen) -> Tensor:
+        def closure(keep: slice | Tensor, x: Inputs = x, y: Tensor = y, seen: Tensor = seen) -> Tensor:
             whole = isinstance(keep, slice)
             targets = y if whole else y[keep]
             samples["forward"] += len(targets)
             samples["backward"] += len(targets) if torch.is_grad_enabled() else 0
             with autocast(device, precision):
-                outputs = model(x if whole else x[keep])
+                outputs = outputs_of(model, x if whole else rows_of(x, keep))
                 own = loss(outputs, targets)
                 return own if trajectory is None else own + trajectory(outputs, seen[keep])
 

@@ -11,6 +11,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
     Names are compared whole and by their last part, so that ``cifar10`` finds ``uoft-cs/cifar10``, and in lower case.
     """
+    known = list(known)
+    if name in known:  # whatever is wrong, it is not the name
+        return ""
     full_names = {form.lower(): full for full in known for form in (last_part(full), full)}
     for form in (name, last_part(name)):
         if near := difflib.get_close_matches(form.lower(), full_names, n=1):

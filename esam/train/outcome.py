@@ -10,8 +10,8 @@ import torch
 from esam.optim import SharpnessAware
 
 from .config import Config, find_method
+from .environment import environment
 from .facts import Facts
-from .record import environment
 from .resume import Progress
 
 

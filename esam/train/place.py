@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, run_state
 from .config import Config
 from .facts import Facts, changed_data
 from .record import RecordWriter, RunRecord, read_record
@@ -46,6 +46,8 @@ def open_record(path: Path, config: Config, checkpoint: Checkpoint, first: Mappi
     ``first`` is the first line of a new record.
     """
     state = checkpoint.load()
+    if state is not None:
+        run_state(state, checkpoint.folder)
     if path.exists() and state is None and not read_record(path).epochs:
         path.unlink()
     if not path.exists():

@@ -15,11 +15,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esam.optim.taking import size_of
+
 from .data.sources import ENDINGS
+from .inputs import Inputs, rows_of
 from .saved import SavedRun
 
-Reader = Callable[[Path], Tensor]
-"""A file -> inputs as the model takes them, a sample in each row."""
+Reader = Callable[[Path], Inputs]
+"""A file -> inputs as the model takes them, a sample in each row: a tensor, or tensors by name."""
 BATCH = 64
 TABLES = (".csv", ".npy")
 
@@ -47,7 +50,9 @@ def predictions(run: SavedRun, files: Iterable[str | Path], *, read: Reader | No
     for file in _all_files(files):
         try:
             several, inputs = _inputs(run, file, read)
-            outputs = torch.cat([run(part) for part in torch.split(inputs, BATCH)])
+            count = size_of(inputs) or 0
+            parts = [rows_of(inputs, slice(start, start + BATCH)) for start in range(0, count, BATCH)]
+            outputs = torch.cat([run(part) for part in parts])
         except (ValueError, OSError, RuntimeError) as error:
             yield Prediction(str(file), error=str(error))
             continue
@@ -101,7 +106,7 @@ def _all_files(files: Iterable[str | Path]) -> Iterator[Path]:
             yield file
 
 
-def _inputs(run: SavedRun, file: Path, read: Reader | None) -> tuple[bool, Tensor]:
+def _inputs(run: SavedRun, file: Path, read: Reader | None) -> tuple[bool, Inputs]:
     """Return whether a file holds several samples, and its inputs."""
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
@@ -113,8 +118,15 @@ def _inputs(run: SavedRun, file: Path, read: Reader | None) -> tuple[bool, Tenso
         raise ValueError(
             f"{file} is no table of numbers ({', '.join(TABLES)}); say how it is read: --read package.module:function"
         )
-    numbers = np.load(file, allow_pickle=False) if file.suffix.lower() == ".npy" else _csv_numbers(file)
+    numbers = _npy_numbers(file) if file.suffix.lower() == ".npy" else _csv_numbers(file)
     return True, _shaped(run, file, torch.from_numpy(np.asarray(numbers)))
+
+
+def _npy_numbers(file: Path) -> Any:
+    try:
+        return np.load(file, allow_pickle=False)
+    except ValueError as error:  # NumPy's own words name the switch that would let it run code
+        raise ValueError(f"{file} is no array of plain numbers; save one with numpy.save") from error
 
 
 def _csv_numbers(file: Path) -> np.ndarray[Any, Any]:

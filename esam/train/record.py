@@ -7,12 +7,9 @@ an epoch, one "end" line. JSON has no NaN or infinity: a number that is not fini
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import json
 import math
 import os
-import platform
-import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +19,7 @@ from typing import Any
 
 from esam.files import explained, write_atomically, write_through
 
+from .environment import environment
 from .history import modern_run
 
 FORMAT = 1
@@ -184,12 +182,22 @@ def read_first_line(path: Path) -> Line:
     return modern_run(line)
 
 
-def read_records(folder: str | Path) -> list[RunRecord]:
-    """Read every record in the folder and below it, sorted by name and seed."""
+def read_records(folder: str | Path, *, broken: list[str] | None = None) -> list[RunRecord]:
+    """Read every record in the folder and below it, sorted by name and seed.
+
+    A record that cannot be read is refused; with a list ``broken``, what is wrong goes there and the others are read.
+    """
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder: give the folder that holds the runs")
-    records = [read_record(path) for path in sorted(folder.rglob(RECORD_NAME))]
+    records = []
+    for path in sorted(folder.rglob(RECORD_NAME)):
+        try:
+            records.append(read_record(path))
+        except ValueError as error:
+            if broken is None:
+                raise
+            broken.append(str(error))
     return sorted(records, key=lambda record: (record.name, record.seed))
 
 
@@ -197,23 +205,6 @@ def config_id(config: Mapping[str, Any]) -> str:
     """Twelve hexadecimal digits that name a config: the same settings give the same id, in whatever order."""
     text = json.dumps(_clean(config), sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def environment(device: str = "cpu") -> dict[str, str | int | None]:
-    """What a measurement was taken with: versions, commit, hardware; never a path, a host name or a user name."""
-    import torch  # here, so that reading records does without it
-
-    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
-    return {
-        "python": platform.python_version(),
-        "torch": str(torch.__version__),
-        "esam": _esam_version(),
-        "commit": _commit(Path(__file__).resolve().parents[2]),
-        "device": device,
-        "hardware": torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
-        "threads": torch.get_num_threads(),
-        "platform": f"{platform.system()} {platform.machine()}",
-    }
 
 
 def encode(line: Mapping[str, Any]) -> bytes:
@@ -236,7 +227,7 @@ def _finite(text: str) -> float | None:
 
 def _check_line(line: Any, where: str) -> None:
     if not isinstance(line, dict) or line.get("kind") not in _TYPES:
-        raise ValueError(f'{where}: expected an object of kind "run", "epoch" or "end"')
+        raise ValueError(f'{where}: expected an object of kind "run", "epoch" or "end"; restore the file, or remove it')
     if line["kind"] == "run":
         _check_format(line.get("format"), where)
     for key, kind in _TYPES[line["kind"]].items():
@@ -268,27 +259,3 @@ def _check_place(line: Line, before: list[Line], where: str) -> None:
     last = before[-1]["epoch"] if len(before) > 1 else 0
     if line["kind"] == "epoch" and line["epoch"] <= last:
         raise ValueError(f"{where}: epoch {line['epoch']} follows epoch {last}; epochs must rise")
-
-
-def _esam_version() -> str | None:
-    with suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version("torch-esam")
-    return None
-
-
-def _commit(checkout: Path) -> str | None:
-    if not (checkout / ".git").exists():  # installed: a repository further up would be somebody else's
-        return None
-    command = "git --no-optional-locks describe --always --dirty --abbrev=40 --exclude=*"
-    with suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run(command.split(), cwd=checkout, capture_output=True, text=True, timeout=10, check=True)
-        return done.stdout.strip()
-    return None
-
-
-def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()

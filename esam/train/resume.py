@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, State, run_state
 
 
 @dataclass
@@ -53,12 +53,25 @@ class Resumable:
         if state is None:
             return Progress()
         checkpoint.set_damaged_aside()
-        for name, part in self.parts.items():
+        for name in self.parts:
             if name not in state:
                 raise ValueError(
                     f"{checkpoint.folder} was saved by a run without a {name}; resume with what that run had, or "
                     "choose another folder"
                 )
+        run_state(state, checkpoint.folder)
+        try:
+            return self._taken_back(state)
+        except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise ValueError(
+                f"the checkpoint in {checkpoint.folder} is not that of this run ({told}); choose another folder, or "
+                "delete it to start the run again"
+            ) from error
+
+    def _taken_back(self, state: State) -> Progress:
+        progress = Progress(**state["progress"])
+        for name, part in self.parts.items():
             part.load_state_dict(state[name])
         random = state["random"]
         torch.set_rng_state(random["cpu"].cpu())
@@ -66,4 +79,4 @@ class Resumable:
             torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
         for generator, value in zip(self.generators, random.get("loader", []), strict=False):
             generator.set_state(value.cpu())
-        return Progress(**state["progress"])
+        return progress

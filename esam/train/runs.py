@@ -20,8 +20,9 @@ from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
-from .evaluation import PRECISIONS, Batch, Loss, Metric, class_accuracy, evaluate, per_sample_cross_entropy
+from .evaluation import PRECISIONS, Loss, Metric, class_accuracy, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
+from .inputs import Batch
 from .loop import Epochs, Schedule, cosine, evaluation_weights, fit, warmed
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
@@ -197,7 +198,12 @@ def configured_data(config: Config) -> Data:
 
 
 def configured_task(config: Config) -> Task:
-    """Return the configured data of the user's own."""
+    """Return the configured data of the user's own; what only pictures have is refused, not ignored."""
+    pictures = {"size": None, "label_column": None, "image_column": None, "augment": "none"}
+    for name, usual in pictures.items():
+        if getattr(config, name) != usual:
+            told = f"{name} is for pictures, and {config.data} is a function of your own: do it there, and leave it out"
+            raise ValueError(told)
     return load_task(
         config.data, train_size=config.train_size, label_noise=config.label_noise, validation=config.validation
     )
@@ -211,6 +217,8 @@ def prepared_model(config: Config, data: Data | Task, device: torch.device) -> n
     else:
         channels, height, _ = image_shape(data) if isinstance(data, Task) else data.train.shape
         classes = class_count(data) if isinstance(data, Task) else len(data.classes)
+        if classes < 2:
+            raise ValueError(f"{config.data} has a single class, and there is nothing to tell apart; give it another")
         model = build_model(config.model, classes=classes, channels=channels, size=height)
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, run_state
 from .config import Config
 from .data.batches import Normalise
 from .data.pictures import Decoder, FilePictures
 from .facts import data_facts
+from .inputs import Inputs, on_device, outputs_of
 from .models import MODELS, build_model, fastest_memory_format
 from .record import RECORD_NAME, RunRecord, read_record
 from .weights import BEST_NAME, LAST_NAME, About, about, read_weights
@@ -52,10 +53,10 @@ class SavedRun:
         return normalised.contiguous(memory_format=fastest_memory_format(self.model))
 
     @torch.no_grad()
-    def __call__(self, inputs: Tensor) -> Tensor:
+    def __call__(self, inputs: Inputs) -> Tensor:
         """Return the model's outputs."""
         device = next(self.model.parameters()).device
-        outputs: Tensor = self.model(inputs.to(device))
+        outputs: Tensor = outputs_of(self.model, on_device(inputs, device))
         return outputs.cpu()
 
 
@@ -111,6 +112,7 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
         raise ValueError(
             f"{folder} holds no {weights} weights; train the run again with this version, or ask for others"
         )
+    run_state(state, folder)
     told = about(record, {"epoch": state["progress"]["epoch"]})
     if record.data is None:  # an older record: the data themselves tell
         from .runs import configured_data

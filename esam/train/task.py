@@ -8,8 +8,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,13 +19,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
-from .evaluation import Batch, Loss, as_pair, per_sample_cross_entropy
+from .evaluation import Loss, per_sample_cross_entropy
+from .inputs import Batch, Inputs, as_pair, on_device, rows_of
 from .names import did_you_mean
 
 FACTORY = re.compile(r"[\w.-]+:[\w.]*")
 
-Samples = tuple[Tensor, Tensor] | Dataset[Any]
-"""Inputs and targets, row by row; or a map-style Dataset of such pairs."""
+Samples = tuple[Inputs, Tensor] | Dataset[Any]
+"""Inputs (a tensor, or tensors by name) and targets, row by row; or a map-style Dataset of such pairs."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,32 @@ def find_factory(name: str) -> Callable[..., Any]:
             f"{name}: there is no module {module_name!r}; start in the folder that holds it, put that folder on "
             "PYTHONPATH, or install the package"
         ) from error
+    except Exception as error:  # whatever a user's own module raises, such as a SyntaxError
+        raise _own_failure(f"importing {module_name}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
         hint = did_you_mean(function_name, known)
         raise ValueError(f"{name}: {module_name} has no function {function_name!r}.{hint} Write module:function")
     return function  # type: ignore[no-any-return]
+
+
+def called(name: str, function: Callable[..., Any], *given: Any) -> Any:
+    """Call a user's own function; whatever it raises is told with the line that raised it."""
+    try:
+        return function(*given)
+    except Exception as error:  # of any kind
+        raise _own_failure(name, error) from error
+
+
+def _own_failure(what: str, error: Exception) -> ValueError:
+    if isinstance(error, SyntaxError):
+        return ValueError(f"{what} failed at line {error.lineno} of {error.filename}: {error.msg}; mend it there")
+    places = traceback.extract_tb(error.__traceback__)
+    if isinstance(error, ValueError) and places and Path(places[-1].filename).parent == Path(__file__).parent:
+        return ValueError(f"{what}: {error}")  # a Task's own words
+    where = f" at line {places[-1].lineno} of {places[-1].filename}" if places else ""
+    return ValueError(f"{what} failed{where}: {type(error).__name__}: {error}; mend it there")
 
 
 def load_task(
@@ -78,7 +101,7 @@ def load_task(
 ) -> Task:
     """Return the task that a factory makes, or a part of it, as ``load_data`` does with images."""
     check_share(label_noise)
-    task = find_factory(name)()
+    task = called(name, find_factory(name))
     if not isinstance(task, Task):
         raise ValueError(f"{name} must return an esam.train.Task(train, test), got {type(task).__name__}")
     if validation:
@@ -121,7 +144,7 @@ def make_model(name: str, data: object) -> nn.Module:
         )
     except ValueError:  # a builtin without a signature
         takes = False
-    model = factory(data) if takes else factory()
+    model = called(name, factory, *([data] if takes else []))
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -129,7 +152,9 @@ def make_model(name: str, data: object) -> nn.Module:
 
 def own_builder(model: str | None, data: str | None = None) -> Callable[[], nn.Module] | None:
     """Return a function that builds the model of these names; None where no model is named."""
-    return None if model is None else lambda: make_model(model, None if data is None else find_factory(data)())
+    return (
+        None if model is None else lambda: make_model(model, None if data is None else called(data, find_factory(data)))
+    )
 
 
 def class_count(task: Task) -> int:
@@ -165,7 +190,8 @@ class TaskBatches:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self.batch_size, self._seed, self._memory_format = batch_size, seed, memory_format
-        self._samples = (samples[0].to(device), samples[1].to(device)) if isinstance(samples, tuple) else samples
+        moved = isinstance(samples, tuple)
+        self._samples = (on_device(samples[0], device), samples[1].to(device)) if moved else samples
         self._device = torch.device(device)
 
     def __len__(self) -> int:
@@ -186,10 +212,10 @@ class TaskBatches:
 
     def _batch(self, rows: Tensor) -> Batch:
         if isinstance(self._samples, tuple):
-            inputs, targets = (part[rows.to(self._device)] for part in self._samples)
+            inputs, targets = (rows_of(part, rows.to(self._device)) for part in self._samples)
         else:
             inputs, targets = as_pair(default_collate([self._samples[int(row)] for row in rows]))
-        if inputs.dim() == 4:
+        if isinstance(inputs, Tensor) and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=self._memory_format)
         return inputs, targets
 
@@ -204,16 +230,20 @@ class _Part(Dataset[Any]):
         return len(self._rows)
 
     def __getitem__(self, position: int) -> tuple[Any, Any]:
-        inputs, target = self._whole[int(self._rows[position])]
+        inputs, target = as_pair(self._whole[int(self._rows[position])])
         return inputs, target if self._labels is None else self._labels[position]
 
 
 def _check_samples(name: str, samples: Any) -> None:
     if isinstance(samples, tuple):
-        if len(samples) != 2 or not all(isinstance(part, Tensor) for part in samples):
-            raise ValueError(f"a Task's {name} must be a pair of tensors (inputs, targets), got {samples!r:.80}")
-        if len(samples[0]) != len(samples[1]):
-            raise ValueError(f"{name} has {len(samples[0])} inputs and {len(samples[1])} targets; give one for each")
+        if len(samples) != 2 or not isinstance(samples[1], Tensor) or not (counts := _input_counts(samples[0])):
+            raise ValueError(
+                f"a Task's {name} must be a pair (inputs, targets) of tensors, or of a dict of tensors and a tensor, "
+                f"got {samples!r:.80}"
+            )
+        if counts != {len(samples[1])}:
+            told = " or ".join(map(str, sorted(counts)))
+            raise ValueError(f"{name} has {told} inputs and {len(samples[1])} targets; give one for each")
     elif not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")):
         raise ValueError(
             f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "
@@ -223,18 +253,28 @@ def _check_samples(name: str, samples: Any) -> None:
         raise ValueError(f"a Task's {name} must hold a sample at least, got none")
 
 
+def _input_counts(inputs: Any) -> set[int]:
+    """Return how many rows the inputs have; nothing where they are no tensors."""
+    parts = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
+    whole = all(isinstance(part, Tensor) and part.dim() for part in parts)
+    return {len(part) for part in parts} if whole else set()
+
+
 def sample_count(samples: Samples) -> int:
     """Return how many samples there are."""
     return len(samples[1]) if isinstance(samples, tuple) else len(samples)  # type: ignore[arg-type]
 
 
 def _row(samples: Samples, row: int) -> tuple[Any, Any]:
-    return (samples[0][row], samples[1][row]) if isinstance(samples, tuple) else samples[row]
+    if isinstance(samples, tuple):
+        inputs = samples[0]
+        return inputs[row] if isinstance(inputs, Tensor) else rows_of(inputs, slice(row, row + 1)), samples[1][row]
+    return as_pair(samples[row])
 
 
 def taken_rows(samples: Samples, rows: Tensor) -> Samples:
     """Return the samples at these rows."""
-    return (samples[0][rows], samples[1][rows]) if isinstance(samples, tuple) else _Part(samples, rows)
+    return (rows_of(samples[0], rows), samples[1][rows]) if isinstance(samples, tuple) else _Part(samples, rows)
 
 
 def _labels(name: str, samples: Samples) -> Tensor:

@@ -29,12 +29,14 @@ from esam.analysis import (
 )
 from esam.analysis.landscape import OnProgress
 
-from .checkpoint import Checkpoint, State, read_state
+from .checkpoint import Checkpoint, State, read_state, run_state
 from .config import Config
 from .data import Batches, Data
-from .evaluation import Batch, Loss
+from .environment import environment
+from .evaluation import Loss
+from .inputs import Batch, Called
 from .models import fastest_memory_format
-from .record import RECORD_NAME, RunRecord, environment, read_record
+from .record import RECORD_NAME, RunRecord, read_record
 from .runs import chosen_device, configured_data, prepared_model
 from .task import Task, TaskBatches, is_factory, sample_count, taken_rows
 
@@ -59,7 +61,7 @@ def training_objective(
     if isinstance(data, Task):
         rows = _evenly(sample_count(data.train), images)
         some = TaskBatches(taken_rows(data.train, rows), batch_size, device=device, memory_format=layout)
-        return ModelObjective(model, some.in_order(), data.loss)
+        return ModelObjective(Called(model), some.in_order(), data.loss)
     split = data.train.select(_evenly(len(data.train), images))
     batches = Batches(split, batch_size, mean=data.mean, std=data.std, device=device, memory_format=layout)
     return ModelObjective(model, batches.in_order())
@@ -77,7 +79,7 @@ def training_sharpness(model: nn.Module, data: Data | Task, device: torch.device
 
 def objective_sharpness(model: nn.Module, batches: Iterable[Batch], loss: Loss) -> float:
     """Return R_S over batches of one's own."""
-    objective = ModelObjective(model, batches, loss)
+    objective = ModelObjective(Called(model), batches, loss)
     return sharpness(objective, objective.parameters, rho=RHO)
 
 
@@ -123,7 +125,11 @@ def trained_run(
     state = _state(path, where)
     data = configured_data(config)
     model = prepared_model(config, data, where)
-    model.load_state_dict(state["model"])
+    try:
+        model.load_state_dict(state["model"])
+    except (RuntimeError, TypeError, AttributeError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"the weights in {path} are not those of {config.model}, the run's model ({told})") from error
     objective = training_objective(model, data, where, images=images, batch_size=batch_size)
     return TrainedRun(record, state["progress"]["epoch"], model, objective)
 
@@ -205,11 +211,10 @@ def _state(path: Path, device: torch.device) -> State:
         state = Checkpoint(path).load(device)
         if state is None:
             raise ValueError(f"{path} holds no checkpoint; train the run first: esam train --out {path}")
-        return state
+        return run_state(state, path)
     try:
-        state = read_state(path, device)
-        return {"model": state["model"], "progress": state["progress"]}
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+        return run_state(read_state(path, device), path)
+    except ValueError as error:
         raise ValueError(
             f"{path} is no checkpoint of esam train, or is damaged ({error}); give the run's folder"
         ) from error

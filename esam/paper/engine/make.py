@@ -12,7 +12,7 @@ from esam.compare.launch import Launcher
 from esam.compare.plan import PlannedRun
 from esam.report.reproduction import Part, write_page
 from esam.train.config import Config
-from esam.train.record import environment
+from esam.train.environment import environment
 
 from .cost import DATA
 from .inputs import Inputs, Tell

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esam.extras import require
 from esam.train.data.draws import HELD_OUT_SHARE, held_out
 from esam.train.data.pictures import ArrayPictures, FilePictures, Pictures
 from esam.train.data.splits import Listing
@@ -97,10 +98,9 @@ class Digits:
 
     def catalogue(self) -> Catalogue:
         """List the digits, a fifth of them held out as a test set."""
-        try:
-            from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise ImportError("the digits come with scikit-learn; `pip install scikit-learn`") from error
+        require("sklearn", purpose="the embedded data set digits")
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
         bunch = load_digits()
         images = np.rint(bunch.images * (255 / BRIGHTEST_DIGIT)).astype(np.uint8)
         train, test, note = divided(whole_listing(ArrayPictures(images), torch.from_numpy(bunch.target)))

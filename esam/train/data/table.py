@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esam.extras import require
 from esam.train.data.pictures import TablePictures
 from esam.train.data.sources import TEST_NAMES, Catalogue, divided, files_identity, unknown_data, whole_listing
 from esam.train.data.splits import Listing
@@ -60,23 +61,38 @@ class Table:
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
+        require("datasets", purpose=f"reading {self._location}")
         try:
-            from datasets import load_dataset  # type: ignore[import-untyped]
-        except ImportError as error:
-            raise ImportError("reading this data set takes Hugging Face's datasets; `pip install datasets`") from error
-        try:
-            return dict(load_dataset(str(self._location)))
+            return dict(_loaded(str(self._location), local=isinstance(self._location, Path)))
         except Exception as error:  # datasets raises a dozen kinds; its own words go into ours
             if isinstance(self._location, Path):
                 raise ValueError(f"cannot read the Parquet files in {self._location}: {error}") from error
             raise unknown_data(self._location, str(error)) from error
 
     def _listed(self, split: str, image: str, label: str) -> Listing:
-        from datasets import Image
+        from datasets import Image  # type: ignore[import-untyped]
 
         table = self._splits[split]
         pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
         return whole_listing(TablePictures(pictures, image, f"{self._location}/{split}"), _labels(table, label))
+
+
+def _loaded(name: str, *, local: bool) -> Any:
+    """Load a data set; one of the hub that has been downloaded is taken as it is, without a word to the network."""
+    import datasets
+
+    if not local and not datasets.config.HF_HUB_OFFLINE:
+        before = datasets.logging.get_verbosity()
+        datasets.config.HF_HUB_OFFLINE = True
+        datasets.logging.set_verbosity_error()  # it would warn that the hub was not asked
+        try:
+            return datasets.load_dataset(name)
+        except Exception:  # of a dozen kinds: it is not here yet
+            pass
+        finally:
+            datasets.config.HF_HUB_OFFLINE = False
+            datasets.logging.set_verbosity(before)
+    return datasets.load_dataset(name)
 
 
 def _labelled(listing: Listing) -> bool:

@@ -1,0 +1,35 @@
+"""Which extra brings an optional package, and is the package here before the work begins?"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+EXTRAS = {
+    **dict.fromkeys(("tyro", "rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
+    **dict.fromkeys(("datasets", "msgspec", "safetensors"), "train"),
+    **dict.fromkeys(("curvlinops", "scipy", "matplotlib"), "analysis"),
+    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "mlflow"),
+    "pytorch_optimizer": "bench",
+}
+"""The extra of torch-esam that has a package, by the name that is imported."""
+
+
+def what_to_install(package: str) -> str:
+    """Return what pip should be given for a package: the extra that has it, or the package itself."""
+    whole = package.split(".")[0]
+    return f"torch-esam[{EXTRAS[whole]}]" if whole in EXTRAS else whole
+
+
+def missing(*packages: str, purpose: str) -> list[str]:
+    """Return a sentence for each of the packages that is not installed, with what to run."""
+    absent = [package for package in packages if find_spec(package) is None]
+    return [f"{purpose} needs {package}; run: pip install {what_to_install(package)}" for package in absent]
+
+
+def require(*packages: str, purpose: str) -> None:
+    """Refuse, before any work, what could not be done for want of a package."""
+    if told := missing(*packages, purpose=purpose):
+        raise ImportError("; ".join(told))
