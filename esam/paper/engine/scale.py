@@ -94,6 +94,8 @@ class ExperimentScale:
     machine: Literal["GPU", "CPU"]
     comparisons: Mapping[PaperTask, Comparison]
     """What is trained for each column of the paper's tables."""
+    beside: tuple[str, ...]
+    """Methods that the paper does not have, beside its own in ResNet-18's columns of Table 1."""
     ablation: tuple[PaperTask, ...]
     """Where SWP and SDS are trained alone."""
     study: tuple[PaperTask, ...]
