@@ -1,5 +1,6 @@
 """What a user installs: is everything in the wheel, does it work from there, and does it say what is missing?"""
 
+import json
 import os
 import re
 import subprocess
@@ -102,6 +103,30 @@ def test_the_wheel_names_its_extras_and_its_command(built):
 
 def test_without_the_trainers_the_mixin_and_backward_import_and_the_callback_says_what_to_install(smoke):
     assert smoke[1:] == ["imported", "esam.integrations.lightning needs lightning: pip install torch-esam[lightning]"]
+
+
+def test_every_extra_has_a_job_that_needs_it(built):
+    sys.path.insert(0, str(ROOT / "tools"))
+    try:
+        from try_release import JOBS
+    finally:
+        sys.path.pop(0)
+    with zipfile.ZipFile(built[1]) as wheel:
+        (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+        extras = set(re.findall(r"^Provides-Extra: (.*)$", wheel.read(name).decode(), re.MULTILINE))
+    assert extras - {"test"} == {part for key in JOBS for part in key.split(",") if part}
+
+
+def test_the_oldest_torch_and_python_that_are_promised_were_tried():
+    project = (ROOT / "pyproject.toml").read_text()
+    torch, python = (
+        re.search(rf'{name}.*>=([\d.]+)"', project)[1] for name in ("dependencies = .*torch", "requires-python")
+    )
+    cases = json.loads((ROOT / "results" / "release.json").read_text())["cases"]
+    assert any(
+        case["torch"].startswith(f"{torch}.") and case["python"].startswith(f"{python}.") and case["result"] == "works"
+        for case in cases
+    )
 
 
 def test_continuous_integration_runs_what_anyone_runs():

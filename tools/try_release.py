@@ -146,14 +146,15 @@ def tried(python: str, packages: Path, wheel: Path, extra: str) -> dict[str, obj
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
         path = f"{folder / 'env' / 'bin'}:{os.environ['PATH']}"
         kept |= {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ESAM_CACHE": str(folder / "cache")}
-        try:
-            run("pip", "install", "--quiet", f"{wheel}[{extra}]" if extra else wheel, env=kept, cwd=folder)
+        versions = "import sys, torch; print(sys.version.split()[0], torch.__version__.split('+')[0])"
+        found = run("python", "-c", versions, env=kept, cwd=folder).split()
+        whole = f"{wheel}[{extra}]" if extra else str(wheel)
+        try:  # torch by its version: torchvision, which a part of the extra analysis asks for, would bring another
+            run("pip", "install", "--quiet", whole, f"torch=={found[1]}", env=kept, cwd=folder)
             for job in JOBS[extra]:
                 run("sh", "-c", job, env=kept, cwd=folder)
         except RuntimeError as error:
             told = str(error).replace(place, "").replace(str(packages), "")
-        versions = "import sys, torch; print(sys.version.split()[0], torch.__version__.split('+')[0])"
-        found = run("python", "-c", versions, env=kept, cwd=folder).split()
     case = {"python": found[0], "torch": found[1], "extra": extra or "none", "result": told}
     return {**case, "minutes": round((time.monotonic() - began) / 60, 1)}
 
