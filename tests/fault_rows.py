@@ -146,7 +146,7 @@ ROWS: dict[str, tuple[Fault, ...]] = {
             ("--data own_parts:nothing", ", which returns nothing", "must return an esam.train.Task(train, test)", {}),
             ("--data own_parts:empty", ", without a sample", "must hold a sample at least", {}),
             ("--data own_parts:uneven", ", more inputs than targets", "give one for each", {}),
-            ("--data own_parts:lists", ", lists for tensors", "must be a pair (inputs, targets) of tensors", {}),
+            ("--data own_parts:lists", ", lists for tensors", "must be a pair of tensors (inputs, targets)", {}),
             ("--data own_parts:table --size 8 --model own_parts:net", ", which are no pictures", "leave it out", {}),
             ("--data own_parts:table --augment basic --model own_parts:net", "", "leave it out", {}),
             ("--data own_parts:table", " and a model for pictures", "package.module:function", {}),

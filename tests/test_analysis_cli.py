@@ -144,7 +144,7 @@ def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
         (["{run}/record.jsonl"], "is no checkpoint of esam train, or is damaged"),
         (["{run}", "--pictures", "x"], "say how fine: --landscape 31, --line 51 or --density 60"),
         (["{run}", "--images", "0"], "images must be 1 or more, got 0"),
-        (["{run}", "--batch-size", "0"], "batch_size must be 1 or more, got 0"),
+        (["{run}", "--batch-size", "0"], "--batch-size must be 1 or more, got 0"),
         (["{run}", "--vmap", "0"], "vmap must be 1 or more, got 0"),
         (["{run}", "--rho", "0", *SMALL], "rho must be > 0, got 0"),
         (["{run}", "--eigenvalues", "0", "--landscape", "1", *SMALL], "an axis needs 2 points or more"),

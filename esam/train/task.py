@@ -238,7 +238,7 @@ def _check_samples(name: str, samples: Any) -> None:
     if isinstance(samples, tuple):
         if len(samples) != 2 or not isinstance(samples[1], Tensor) or not (counts := _input_counts(samples[0])):
             raise ValueError(
-                f"a Task's {name} must be a pair (inputs, targets) of tensors, or of a dict of tensors and a tensor, "
+                f"a Task's {name} must be a pair of tensors (inputs, targets), or of a dict of tensors and a tensor, "
                 f"got {samples!r:.80}"
             )
         if counts != {len(samples[1])}:
