@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -63,14 +64,20 @@ def main(arguments: list[str] | None = None) -> int:
         if command not in COMMANDS:
             raise ValueError(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help")
         module = import_module(f"{__name__}.{COMMANDS[command]}")
-        getattr(module, command)(arguments)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # of torchrun
+            from .together import on_every_rank
+
+            on_every_rank(command, getattr(module, command), arguments)
+        else:
+            getattr(module, command)(arguments)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "esam":
             raise
         print(f"esam: {command} needs {error.name}; run: pip install {_extra(error.name)}", file=sys.stderr)
         return 1
     except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"esam: {error}", file=sys.stderr)
+        rank = f" rank {os.environ['RANK']}:" if int(os.environ.get("RANK", "0")) > 0 else ""
+        print(f"esam:{rank} {error}", file=sys.stderr, flush=True)
         return 1
     except KeyboardInterrupt:
         print("esam: interrupted; the same command resumes", file=sys.stderr)

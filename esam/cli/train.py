@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ def train(arguments: list[str]) -> None:
     from esam.train.trained import MEASURES
 
     watchers: list[Callable[[dict[str, Any]], None]] = [_print_epoch]
-    if options.tensorboard:
+    if options.tensorboard and int(os.environ.get("RANK", "0")) == 0:
         from esam.train.tensorboard import event_writer
 
         watchers.append(event_writer(options.out))

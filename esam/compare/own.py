@@ -26,8 +26,10 @@ from esam.train.facts import data_facts
 from esam.train.loader import SeededLoader
 from esam.train.models import fastest_memory_format
 from esam.train.names import did_you_mean
+from esam.train.ranks import Ranks
 from esam.train.record import RunRecord
 from esam.train.runs import EVALUATION_BATCH, InOrder, Parts, build_optimizer, check_choices, chosen_device, run
+from esam.train.spread import spread
 from esam.train.task import Task, TaskBatches
 from esam.train.trained import IMAGES, objective_sharpness
 
@@ -48,6 +50,7 @@ TAKEN = [
     "precision",
     "device",
     "threads",
+    "strategy",
     "notes",
 ]
 """Fields of a configuration that mean something for data and a model of Python's own."""
@@ -102,7 +105,7 @@ def compare(
         name: What the report calls the data.
         tell: Called with a line for each epoch; None: silence.
         more: Fields of ``esam.train.Config``: batch_size, evaluate_every, lr, momentum, weight_decay, schedule, budget,
-            precision, device, threads, notes.
+            precision, device, threads, strategy, notes. Under torchrun, call it on every rank.
     """
     _check_words(more, train, optimizer)
     own = _Own(build_model, train, test, loss, metric, optimizer, classes)
@@ -119,7 +122,8 @@ def compare(
             keep_weights=True,
         )
         records.append(record)
-    return Compared(tuple(records), write_report(out))
+    ranks = Ranks.current()
+    return Compared(tuple(records), ranks.from_first(write_report(out) if ranks.first else Path(out)))
 
 
 class _Own:
@@ -170,10 +174,11 @@ class _Own:
         train, ordered = self._batches(self._train, config, device)
         steps = config.epochs * len(train) if config.budget is None else None
         facts = {**self._facts, "model": _shape_of(model)}
+        model, whole = spread(model, config.strategy, Ranks.current())
         base = None if isinstance(self._optimizer, str) else self._optimizer(model.parameters())
         method = build_optimizer(config, model, base=base, total_steps=steps)
         test = self._batches(self._test, config, device)[1]
-        return Parts(self._task, facts, model, method, train, test, ordered, self._loss, device, self._metric)
+        return Parts(self._task, facts, model, method, train, test, ordered, self._loss, device, whole, self._metric)
 
     def sharpness(self, model: nn.Module, data: Any, device: torch.device) -> float:
         """Return R_S over some training samples."""

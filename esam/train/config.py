@@ -61,6 +61,8 @@ class Config:
     device: str = "auto"
     threads: int | None = None
     """CPU threads; None: torch's own choice."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """On several ranks (torchrun): whole weights on each, or a part of every weight (fully_shard)."""
 
     notes: tuple[str, ...] = ()
     """Remarks that the report shows."""
@@ -76,7 +78,7 @@ class Config:
         """Return what the run is known by: two configurations with the same identity are the same run.
 
         Settings of the training that are at their defaults are left out, so that a new one changes no old run; those of
-        the method are all in it, by the values that take effect. Remarks, threads and the device do not count.
+        the method are all in it, by the values that take effect. Remarks do not count, nor what it runs on.
         """
         row = find_method(self.method)
         fresh = Config().as_json()
@@ -92,7 +94,7 @@ class Config:
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""
         mine, theirs = ({**config.as_json(), **config.identity()} for config in (self, other))
-        names = [name for name in mine if name not in ("notes", "threads", "device", "settings")]
+        names = [name for name in mine if name == "method" or name not in _APART]
         found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
         if "method" in found:
             found["method"] = (self.method, other.method)
@@ -149,7 +151,7 @@ _RANGES: dict[str, tuple[float, str]] = {
     "seed": (0, "0 or more"),
 }
 """The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
-_APART = ("method", "settings", "notes", "threads", "device")
+_APART = ("method", "settings", "notes", "threads", "device", "strategy")
 """What an identity holds in another form, or not at all."""
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,22 +20,24 @@ from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
+from .data.share import Part, Share
+from .diary import Diary, Measure
 from .evaluation import PRECISIONS, Batch, Loss, Metric, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
 from .loop import Epochs, Schedule, cosine, evaluation_weights, fit
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
-from .outcome import divergence, first_line, results
-from .place import ended_record, open_record
+from .outcome import first_line
+from .place import ended_record
+from .ranks import Ranks, local_rank
 from .record import RECORD_NAME, RunRecord, read_record
+from .spread import STRATEGIES, Whole, spread
 from .task import Task, TaskBatches, class_count, image_shape, is_factory, load_task, make_model
-from .weights import WeightsKeeper
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
 EVALUATION_BATCH = 500
 
-Measure = Callable[[nn.Module, Any, torch.device], Any]
 Observe = Callable[[int, nn.Module, Any], None]
 
 
@@ -86,6 +88,8 @@ class Parts:
     """The training data once, in order: what is fitted is told by them."""
     loss: Loss
     device: torch.device
+    whole: Whole
+    """Gives the model as one process has it."""
     metric: Metric | None = None
 
 
@@ -98,9 +102,10 @@ def configured_parts(config: Config) -> Parts:
     model = prepared_model(config, data, device)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
     steps = config.epochs * len(train) if config.budget is None else None
+    model, whole = spread(model, config.strategy, Ranks.current())
     optimizer = build_optimizer(config, model, total_steps=steps)
     loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
-    return Parts(data, facts, model, optimizer, train, test, ordered, loss, device)
+    return Parts(data, facts, model, optimizer, train, test, ordered, loss, device, whole)
 
 
 def run(
@@ -124,39 +129,43 @@ def run(
     data; it must leave the model and the random stream as they are. ``keep_weights`` keeps the best and the last
     weights in files of their own, as ``esam.load_run`` reads them. ``parts`` makes what is trained.
     """
-    folder, config = Path(folder), config.check()
+    folder, config, ranks = Path(folder), config.check(), Ranks.current()
     path = folder / RECORD_NAME
     if config.threads:
         torch.set_num_threads(config.threads)
     made = parts(config)
-    model, optimizer = made.model, made.optimizer
-    if (ended := ended_record(path, config, made.facts)) is not None:
-        return ended
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder_lock(folder):
-        if (ended := ended_record(path, config, made.facts)) is not None:  # by another process, meanwhile
-            return ended
-        checkpoint = Checkpoint(folder)
-        first = first_line(config, made.optimizer, made.facts, made.device)
-        writer = open_record(path, config, checkpoint, first)
-        so_far = read_record(path)
-        last: dict[str, Any] = dict(so_far.epochs[-1]) if so_far.epochs else {}
-        keeper = WeightsKeeper(so_far) if keep_weights else None
+
+    def ended() -> RunRecord | None:
+        return ranks.from_first(ended_record(path, config, made.facts) if ranks.first else None)
+
+    if (record := ended()) is not None:
+        return record
+    with _own_folder(folder, ranks):
+        if (record := ended()) is not None:  # by another process, meanwhile
+            return record
+        checkpoint, diary = Checkpoint(folder), None
+        if ranks.first:
+            first = first_line(config, made.optimizer, made.facts, made.device)
+            diary = Diary(path, config, checkpoint, first, keep_weights=keep_weights)
 
         def on_epoch(metrics: dict[str, Any]) -> None:
-            writer.epoch(**metrics)
-            last.update(metrics)
-            if keeper is not None:
-                with evaluation_weights(optimizer):
-                    keeper.epoch(metrics, model)
-            if watch is not None:
+            if diary is not None:
+                diary.epoch(metrics)
+            if keep_weights:
+                with evaluation_weights(made.optimizer):
+                    best = made.whole()
+                    if diary is not None:
+                        diary.keep(metrics, best)
+            if watch is not None and ranks.first:
                 watch(metrics)
             if observe is not None:
-                observe(metrics["epoch"], model, made.data)
+                model = made.whole()
+                if ranks.first:
+                    observe(metrics["epoch"], model, made.data)
 
         progress = fit(
-            model,
-            optimizer,
+            made.model,
+            made.optimizer,
             made.train,
             made.test,
             epochs=config.epochs if config.budget is None else sys.maxsize,
@@ -168,17 +177,27 @@ def run(
             evaluate_every=config.evaluate_every,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            ranks=ranks,
         )
-        with evaluation_weights(optimizer):
-            trained = evaluate(model, made.ordered, made.loss, precision=config.precision)
-            diverged = progress.diverged or not math.isfinite(trained["test_loss"])
-            asked = {} if diverged else measures or {}
-            if keeper is not None and not diverged:
-                keeper.end(last, model)
-            taken = {name: measure(model, made.data, made.device) for name, measure in asked.items()}
-        how = {"status": "diverged", "error": divergence(config, progress)} if diverged else {}
-        writer.end(**how, **results(progress, last, trained, made.device), **taken)
-        return read_record(path)
+        with evaluation_weights(made.optimizer):
+            trained = evaluate(made.model, made.ordered, made.loss, precision=config.precision, ranks=ranks)
+            model = made.whole()
+            if diary is not None:
+                diary.end(progress, trained, model, made.data, made.device, measures or {})
+        over = ranks.from_first(read_record(path) if ranks.first else None)
+        assert over is not None, "rank 0 has read it"
+        return over
+
+
+@contextmanager
+def _own_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Keep other runs out of the folder; the ranks of this one write through rank 0."""
+    if not ranks.first:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_lock(folder):
+        yield
 
 
 def configured_data(config: Config) -> Data:
@@ -222,6 +241,10 @@ class InOrder:
     def __iter__(self) -> Any:
         return self._batches.in_order()
 
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches."""
+        return self._batches.parts_in_order(share)
+
 
 def batches_of(
     config: Config, data: Data | Task, device: torch.device, memory_format: torch.memory_format
@@ -240,7 +263,9 @@ def batches_of(
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto``: an accelerator if there is one."""
+    """Return the device of that name; ``auto``: an accelerator if there is one, for each of several ranks its own."""
+    if name in ("auto", "cuda") and torch.cuda.is_available() and Ranks.current().several:
+        return torch.device("cuda", local_rank())
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -254,6 +279,7 @@ def check_choices(config: Config) -> None:
     _check_choice("optimizer", config.optimizer, BASE_TITLES)
     _check_choice("schedule", config.schedule, SCHEDULES)
     _check_choice("precision", config.precision, PRECISIONS)
+    _check_choice("strategy", config.strategy, STRATEGIES)
     find_augmentation(config.augment)
 
 

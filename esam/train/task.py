@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
 from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
+from .data.share import Part, Share
 from .evaluation import Batch, Loss, as_pair, per_sample_cross_entropy
 from .names import did_you_mean
 
@@ -172,6 +173,19 @@ class TaskBatches:
     def in_order(self) -> Iterator[Batch]:
         """Give every sample once, in stored order."""
         return map(self._batch, torch.split(torch.arange(sample_count(self._samples)), self.batch_size))
+
+    def parts(self, number: int, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``; no other sample is read."""
+        return self._parts(self.order(number), share)
+
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches in stored order."""
+        return self._parts(torch.arange(sample_count(self._samples)), share)
+
+    def _parts(self, order: Tensor, share: Share) -> Iterator[Part]:
+        for batch in torch.split(order, self.batch_size):
+            rows = share.rows(len(batch))
+            yield Part(*self._batch(batch[rows.slice]), rows.counted, rows.whole)
 
     def _batch(self, rows: Tensor) -> Batch:
         if isinstance(self._samples, tuple):
