@@ -165,7 +165,8 @@ class SharpnessAware(Wrapper):
             if step.perturbs:
                 self._close(step, scaler, last=True)
                 if self.whole_gradient and step.perturbs:
-                    first = self.parallel.mean(step.first, step.parameters)
+                    read = self._overrides("combine")  # else nobody does, and ranks need not exchange it
+                    first = self.parallel.mean(step.first, step.parameters) if read else step.first
             elif not step.synchronised:
                 self._finish_plain(step)
             with torch.no_grad():
@@ -425,21 +426,25 @@ class SharpnessAware(Wrapper):
         gradients, part = group.batch.take(scale), group.part.take(scale)
         if not gradients and not step.drawn.left_out:
             raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
-        share = self._share(step, last=last)
+        share, exchanged = self._share(step, last=last), parallel.own_eps
         if scaler is not None and not math.isfinite(parallel.norm(list(gradients.values()))):
             share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
-        elif self._overrides("worth") and not self._worth(gradients):
-            step.perturbs = False
-            for n, gradient in parallel.mean(gradients, step.parameters).items():
-                self._set_gradient(step, n, gradient, scale)
-            return
+        if self._overrides("worth"):  # which every rank asks, whatever overflowed where
+            if not exchanged:  # one eps for all, and one norm to judge by: that of the mean
+                gradients, exchanged = parallel.mean(gradients, step.parameters), True
+            if not self._worth(gradients):
+                step.perturbs = False
+                found = parallel.mean(gradients, step.parameters) if parallel.own_eps else gradients
+                for n, gradient in found.items():
+                    self._set_gradient(step, n, gradient, scale)
+                return
         if self.whole_gradient:
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
                 self._set_gradient(step, n, remainder, scale)
         source = part if group.part.samples else gradients
-        reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
+        reached, eps = self._eps(step, source if exchanged else parallel.mean(source, step.parameters))
         del gradients, part, source
         weights = parallel.local(reached.weights)
         with perturbed(weights, eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
