@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from esam.analysis import Landscape, even_axis, picture
-from esam.analysis.plot import Bar, Curve, Dot, bars, contours, curves, dots, lines, surfaces
+from esam.analysis.plot import Bar, Curve, Dot, bars, contours, curve_panels, curves, dots, lines, surfaces
 from esam.optim import METHODS
 
 AXIS = tuple(even_axis(1.0, 5))
@@ -27,6 +27,15 @@ def valley(curvature=1.0):
 
 LABELS = {"x_label": "speed", "y_label": "accuracy"}
 KINDS = {
+    "curve_panels": lambda p: curve_panels(
+        p,
+        {
+            "accuracy": {"SAM": Curve([1, 2], [1, 2], [0.1, 0.2])},
+            "loss": {"SAM": Curve([1, 2], [2, 3]), "ESAM": Curve([1], [2])},
+        },
+        x_label="speed",
+        log=("x", "y2"),
+    ),
     "curves": lambda p: curves(p, {"SAM": Curve([0, 1], [1, 2], [0.1, 0.2]), "ESAM": Curve([0, 1], [2, 3])}, **LABELS),
     "lines": lambda p: lines(p, {"SAM": valley(), "ESAM": valley(2)}),
     "contours": lambda p: contours(p, {"SAM": bowl(), "ESAM": bowl(0.5)}),

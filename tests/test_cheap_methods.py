@@ -326,6 +326,21 @@ def test_ae_sam_pays_where_the_squared_norm_is_above_its_running_mean():
     assert_same([w.grad for w in p.model.parameters()], g)
 
 
+def test_a_level_step_has_the_direction_of_esams_and_the_length_of_the_batchs():
+    p = problem()
+    first = reference.gradient(p.closure, list(p.model.parameters()))
+    found = {}
+    for name in ("esam-sds", "sds-level"):
+        p = problem()
+        METHODS[name](sgd(p.model, lr=0.0), p.model, rho=0.1).step(p.closure)
+        found[name] = torch.cat([w.grad.flatten() for w in p.model.parameters()])
+    whole = torch.cat([g.flatten() for g in first])
+    longer = found["esam-sds"].norm() / whole.norm()
+    torch.testing.assert_close(found["sds-level"].norm(), whole.norm())
+    torch.testing.assert_close(found["sds-level"] * longer, found["esam-sds"])
+    assert abs(longer - 1) > 0.05
+
+
 def test_gamma_follows_the_loss():
     p = problem()
     optimizer = METHODS["esam-follow"](sgd(p.model, lr=0.5), p.model, rho=0.05)

@@ -16,7 +16,7 @@ from esam.optim import SharpnessAware, reference
 every_row = pytest.mark.parametrize("name", EVERY_ROW)
 every_method = pytest.mark.parametrize("name", EVERY_METHOD)
 SETTINGS = {"looksam": {"k": 2}}  # so that both kinds of its steps come up
-BY_LOSSES = ("esam", "esam-sds", "esam-follow", "sam-unbiased")
+BY_LOSSES = ("esam", "esam-sds", "esam-follow", "sds-level", "sam-unbiased")
 """Rows whose ranking reads single losses."""
 SPLIT = (slice(0, 5), slice(5, 12))
 

@@ -148,7 +148,7 @@ def test_a_set_beyond_the_memory_limit_is_streamed_with_the_same_batches(tmp_pat
     state = torch.get_rng_state()
     for name, workers in (("train", 2), ("test", 0)):
         memory, stream = (
-            Batches(getattr(data, name), 6, mean=data.mean, std=data.std, augment="inception", seed=2, workers=workers)
+            Batches(getattr(data, name), 6, mean=data.mean, std=data.std, augment="cutout", seed=2, workers=workers)
             for data in (whole, streamed)
         )
         for one, other in (
@@ -177,3 +177,26 @@ def test_a_worker_that_meets_a_broken_picture_names_it(tmp_path):
     (folder / "cat" / "017.jpg").write_bytes(b"broken since")
     with pytest.raises(ValueError, match=r"cat/017\.jpg"):
         list(Batches(data.train, 40, mean=data.mean, std=data.std, workers=1).in_order())
+
+
+@streams
+def test_streamed_inception_crops_are_taken_of_the_whole_picture(tmp_path):
+    """One bright column at the left edge of wide pictures: the central square that a thumbnail keeps has none of it."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for number in range(8):
+            pixels = np.zeros((40, 120, 3), dtype=np.uint8)
+            pixels[:, :20] = 255
+            Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
+    data = load_data(tmp_path, size=16, memory_limit=0)
+    assert isinstance(data.train, StreamedSplit) and data.train.in_memory().images.max() == 0
+    seen = {}
+    for workers in (0, 2):
+        batches = Batches(data.train, 5, mean=(0.0,) * 3, std=(1.0,) * 3, augment="inception", seed=1, workers=workers)
+        seen[workers] = torch.cat([x for x, _ in batches.epoch(1)])
+        assert torch.equal(torch.cat([x for x, _ in batches.epoch(1, start=1)]), seen[workers][5:])
+    assert seen[0].shape[1:] == (3, 16, 16) and torch.equal(seen[0], seen[2])
+    bright = seen[0].amax((1, 2, 3)) > 0.9
+    assert bright.any() and not bright.all()  # a box of 8 to 100 % of the area reaches the edge now and then
+    again = torch.cat([x for x, _ in batches.epoch(2)])
+    assert not torch.equal(again, seen[0])

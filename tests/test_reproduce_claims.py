@@ -31,6 +31,7 @@ from esam.paper.verdicts import (
     form_of_savings,
     more_linear,
     nearer,
+    smallest_that_keeps,
     unbiased,
 )
 
@@ -48,9 +49,9 @@ def over_seeds(mean, spread=0.0, n=3):
     return Repeated(tuple(mean + spread * offset for offset in (-1, 0, 1)[-n:])) if n == 3 else Repeated((mean,) * n)
 
 
-def row(method, accuracy=None, train=99.0, speed=SLOW, share=None):
+def row(method, accuracy=None, train=99.0, speed=SLOW, share=None, loss=0.01):
     accuracy = accuracy or over_seeds(90.0, 1.0)
-    return MethodFigures(method, method, share, accuracy, None, over_seeds(train), speed, None)
+    return MethodFigures(method, method, share, accuracy, None, over_seeds(train), speed, None, over_seeds(loss))
 
 
 def table(*tasks, device="cpu"):
@@ -89,6 +90,13 @@ def test_an_accuracy_is_not_judged_where_either_method_has_not_fitted_its_images
     assert f"esam {mine:.1f} %, sam {theirs:.1f} %" in found.measured
 
 
+@pytest.mark.parametrize(("loss", "verdict"), [(0.06, CONTRADICTED), (0.061, INCONCLUSIVE)])
+def test_an_accuracy_is_not_judged_where_training_losses_are_far_apart(loss, verdict):
+    rows = (row("esam", over_seeds(80.0, 0.1), loss=loss), row("sam", over_seeds(90.0, 0.1)))
+    found = at_least("esam", "sam")(table(rows))
+    assert found.verdict == verdict and ("further apart than 0.05" in found.why) == (verdict == INCONCLUSIVE)
+
+
 def test_a_task_outside_the_guard_does_not_weigh_on_those_inside_it():
     inside = (row("esam", over_seeds(93.0, 0.1)), row("sam", over_seeds(90.0, 0.1)))
     outside = (row("esam", over_seeds(10.0, 0.1), 30.0), row("sam", over_seeds(90.0, 0.1)))
@@ -110,6 +118,25 @@ def test_the_tasks_inside_the_guard_are_judged_together():
 def test_the_best_beta_must_lie_in_the_interval_by_several_seeds_that_fit(best, n, train, verdict):
     rows = tuple(row("esam-swp", over_seeds(90 + (s == best), 1.0, n), train, share=s) for s in (0.3, 0.6, 0.9))
     assert best_share("esam-swp", 0.5, 0.6)(table(rows)).verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("here", "below", "train", "verdict"),
+    [
+        (93.0, 80.0, 99.0, HOLDS),
+        (80.0, 70.0, 99.0, CONTRADICTED),
+        (93.0, 93.0, 99.0, INCONCLUSIVE),  # a smaller one would do
+        (90.0, 80.0, 99.0, INCONCLUSIVE),  # level with SAM
+        (93.0, 80.0, 60.0, INCONCLUSIVE),
+    ],
+)
+def test_the_smallest_gamma_keeps_sams_accuracy_where_the_next_smaller_does_not(here, below, train, verdict):
+    shares = {0.3: below, 0.5: here, 0.7: 95.0}
+    rows = tuple(row("esam-sds", over_seeds(mean, 1.0), train, share=share) for share, mean in shares.items())
+    judge = smallest_that_keeps("esam-sds", 0.5, "sam")
+    assert judge(table((*rows, row("sam", over_seeds(90.0, 1.0))))).verdict == verdict
+    missing = judge(table((rows[0], row("sam"))))
+    assert missing.verdict == INCONCLUSIVE and missing.why == "the value is not among them"
 
 
 # Speed ---------------------------------------------------------------------------------------------------------------
@@ -253,3 +280,12 @@ def test_a_minimum_is_flatter_by_two_standard_errors_where_the_images_are_fitted
     found = flatter("sam", lambda own: own.rise)(result(LandscapeFigures(TASK, minima)))
     assert found.verdict == verdict
     assert f"SAM {train:.1f} %, SGD 100.0 %" in found.measured + found.why
+
+
+def test_a_minimum_at_another_loss_is_not_called_flatter():
+    minima = (
+        Minimum("base", "SGD", over_seeds(100.0), (), (), over_seeds(2.0, 0.1), train_loss=over_seeds(0.001)),
+        Minimum("sam", "SAM", over_seeds(96.0), (), (), over_seeds(1.0, 0.1), train_loss=over_seeds(0.1)),
+    )
+    found = flatter("sam", lambda own: own.rise)(result(LandscapeFigures(TASK, minima)))
+    assert found.verdict == INCONCLUSIVE and found.why == "training losses further apart than 0.05: by 0.10"

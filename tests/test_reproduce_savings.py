@@ -11,6 +11,7 @@ import torch
 from esam.paper.engine.scale import ToyMLPs
 from esam.paper.items.savings_timing import (
     CASES,
+    WARM_UP,
     Saving,
     ToyMLP,
     fit_savings,
@@ -60,14 +61,24 @@ def test_savings_are_measured_for_every_depth_and_beta(case):
     assert seen[-1] == (8, 8)
 
 
-def test_swp_asks_for_the_drawn_gradients_alone_and_counts_the_fastest_of_its_passes(monkeypatch):
-    asked, grad = [], torch.autograd.grad
-    monkeypatch.setattr(torch.autograd, "grad", lambda loss, inputs: asked.append(len(inputs)) or grad(loss, inputs))
-    ticks = iter([0, 9, 0, 4, 0, 7, 0, 9, 0, 1, 0, 7] * 2)  # whole: 9, 4, 7; drawn: 9, 1, 7; the same again
-    monkeypatch.setattr("esam.paper.items.savings_timing.time.process_time", lambda: next(ticks))
-    (found,) = measure_savings([40], CASES["serial"], ToyMLPs(width=2, draws=2, batch=2, betas=(0.1,)))
-    assert asked[:3] == [40] * 3 and 0 < max(asked[3:6]) < 20
-    assert found.saved == 1 - 1 / 4 and found.error == 0
+def test_swp_asks_for_the_drawn_gradients_alone_and_saves_a_ratio_of_total_times(monkeypatch):
+    clock, grad, asked = [0.0], torch.autograd.grad, []
+
+    def takes(loss, inputs):
+        """Take a second for each tensor whose gradient is asked for."""
+        clock[0] += len(inputs)
+        asked.append(len(inputs))
+        return grad(loss, inputs)
+
+    monkeypatch.setattr(torch.autograd, "grad", takes)
+    monkeypatch.setattr("esam.paper.items.savings_timing.time.process_time", lambda: clock[0])
+    drawn, check = measure_savings([40], CASES["serial"], ToyMLPs(width=2, draws=4, batch=2, betas=(0.1, 1.0)))
+    counted = asked[WARM_UP * 3 :]
+    few = [count for count in counted if count < 40]
+    assert len(counted) == 12 and len(few) == 4 and max(few) < 20
+    assert drawn.saved == pytest.approx(1 - sum(few) / 160) and drawn.error > 0
+    assert (check.saved, check.error) == (0, 0)
+    assert {tuple(count == 40 for count in counted[at : at + 3]) for at in range(0, 12, 3)} - {(True, True, False)}
 
 
 def test_freed_memory_can_be_kept_where_the_c_library_knows_how_to(monkeypatch):

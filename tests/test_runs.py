@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 from types import SimpleNamespace
 
@@ -299,3 +300,14 @@ def test_a_setting_reaches_the_optimizer(method):
     optimizer = build_optimizer(config, torch.nn.Linear(2, 2))
     assert optimizer.param_groups[0]["lr"] == 0.7
     assert optimizer.rho == settings.get("rho", 0.0)
+
+
+def test_the_learning_rate_rises_over_the_warm_up_and_then_falls_along_the_cosine(tmp_path):
+    config = Config(model="mlp", method="base", epochs=8, warmup=4, batch_size=100, train_size=200, lr=0.1, threads=1)
+    rates = [line["lr"] for line in run(config, tmp_path / "warm").epochs]
+    half_steps = [0.1 * (n - 0.5) / 4 for n in (1, 2, 3, 4)]  # two batches an epoch; the last is at half an epoch
+    assert rates[:4] == pytest.approx(half_steps)
+    assert rates[4:] == pytest.approx([0.1 * (1 + math.cos(math.pi * (n - 0.5) / 4)) / 2 for n in (1, 2, 3, 4)])
+    with pytest.raises(ValueError, match="warmup must be less than the 8 epochs of training, got 8"):
+        run(dataclasses.replace(config, warmup=8), tmp_path / "never")
+    assert Config().id() == dataclasses.replace(Config(), warmup=0.0).id() != dataclasses.replace(config).id()

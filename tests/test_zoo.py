@@ -476,6 +476,8 @@ class ByHand:
             along /= norm(self.only_dense(first)) ** 2
             whole = {n: g - along * first[n] if n in first else g for n, g in found.items()}
             self.reused = {n: g for n, g in whole.items() if n in self.dense}  # sparse gradients stay as they are
+        if self.name == "sds-level":
+            found = {n: g * (norm(first.values()) / norm(found.values())) for n, g in found.items()}
         self.put_back(buffers)
         torch.set_rng_state(after)
         self.progress = self.progress.after(float(losses.mean()))

@@ -4,7 +4,7 @@ import dataclasses
 import importlib
 
 from esam.compare.plan import Comparison
-from esam.paper.engine.scale import ExperimentScale, PlaneSize, Probe, SearchGrid, ToyMLPs
+from esam.paper.engine.scale import ExperimentScale, LengthStudy, PlaneSize, Probe, SearchGrid, ToyMLPs
 from esam.train.config import Config
 
 CONFIG = Config(data="digits", model="mlp", epochs=2, batch_size=30, train_size=60, threads=1)
@@ -22,12 +22,14 @@ def tiny_scale(**changes):
         ("ResNet-50", "ImageNet"): comparison((0,), settings={"gamma": 0.7, "m": 15}, **changes),
         ("ViT-S/16", "ImageNet"): comparison((0,), optimizer="adamw", lr=1e-3, settings={"m": 10}, **changes),
     }
+    first = ("ResNet-18", "CIFAR-10")
     start = comparison((0,), validation=True, epochs=1, **changes)
     plane = PlaneSize(points=5, groups=2, reach=0.5, images=40)
     return ExperimentScale(
         name="tiny",
         machine="CPU",
         comparisons=comparisons,
+        ablation=(first, ("WRN-28-10", "CIFAR-10")),
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),
         study_shares=(0.5, 0.6),
@@ -38,6 +40,8 @@ def tiny_scale(**changes):
         hessian_vectors=2,
         toys=ToyMLPs(width=16, draws=2, batch=4, serial=(3, 4), crossed=(2, 3), betas=(0.3, 0.6, 1.0)),
         search=SearchGrid(dataclasses.replace(start, settings={"sam": {"rho": 0.1}}), (0.01, 0.1), (5e-4,), (30,)),
+        tuned={first: dataclasses.replace(comparisons[first], settings={"sam": {"lr": 0.05, "rho": 0.1}})},
+        length=LengthStudy(first, (1, 2), (1,), (1,), gammas=(0.7,)),
         timed_rounds=2,
     )
 

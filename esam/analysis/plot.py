@@ -30,10 +30,11 @@ LEVELS = 25
 
 
 class Bar(NamedTuple):
-    """A bar's height, and the spread around it if there is one."""
+    """A bar's height, the spread around it if there is one, and words below its name."""
 
     value: float
     spread: float | None = None
+    words: str = ""
 
 
 class Dot(NamedTuple):
@@ -79,6 +80,46 @@ def curves(
         _finish(axes, x_label, y_label, title, legend=len(drawn) > 1)
 
     return write_picture(path, draw, width=5.2, height=3.4)
+
+
+def curve_panels(
+    path: str | Path,
+    panels: Mapping[str, Mapping[str, Curve]],
+    *,
+    x_label: str,
+    title: str = "",
+    colours: Colours | None = None,
+    log: Sequence[str] = (),
+) -> list[Path]:
+    """Draw several panels of lines side by side, by the label of each one's y axis, with one legend below.
+
+    ``log``: "x" for all panels' x axes, doubling; "y1", "y2", ... for the y axis of a panel.
+    """
+    own = _colours(dict.fromkeys(name for drawn in panels.values() for name in drawn), colours)
+
+    def draw(figure: Any) -> None:
+        every = figure.subplots(1, len(panels))
+        for number, (axes, (y_label, drawn)) in enumerate(zip(every, panels.items(), strict=True), start=1):
+            for name, curve in drawn.items():
+                axes.plot(curve.x, curve.y, curve.dash, color=own[name], label=name, marker="o", markersize=3)
+                if curve.spread is not None:
+                    low = [y - s for y, s in zip(curve.y, curve.spread, strict=True)]
+                    high = [y + s for y, s in zip(curve.y, curve.spread, strict=True)]
+                    axes.fill_between(curve.x, low, high, color=own[name], alpha=0.12, linewidth=0)
+            if "x" in log:
+                ticks = sorted({x for curve in drawn.values() for x in curve.x})
+                axes.set_xscale("log", base=2)
+                axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+            if f"y{number}" in log:
+                axes.set_yscale("log")
+            else:
+                axes.axhline(0, color=INK, linewidth=0.8)
+            _finish(axes, x_label, y_label, "", legend=False)
+        handles = {label: line for axes in every for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+        figure.suptitle(title)
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)
+
+    return write_picture(path, draw, width=4.2 * len(panels), height=4.0)
 
 
 def lines(path: str | Path, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
@@ -165,17 +206,24 @@ def bars(
     title: str = "",
     colours: Colours | None = None,
     formats: Mapping[str, str] | None = None,
+    y_label: str | None = None,
+    columns: int = 3,
 ) -> list[Path]:
     """Draw one panel of bars for each label, such as "accuracy, %" and "images / s", each with its own axis.
 
     A panel whose values lie close together does not start at zero, and says so. ``formats`` has the number format of a
-    panel, such as ".2f".
+    panel, such as ".2f". With a common ``y_label`` the panels' own labels stand above them; at most ``columns`` of them
+    stand in a row.
     """
     own = _colours((name for panel in panels.values() for name in panel), colours)
+    columns = min(columns, len(panels)) if len(panels) != 4 else 2
+    rows = math.ceil(len(panels) / columns)
 
     def draw(figure: Any) -> None:
-        every = figure.subplots(1, len(panels), squeeze=False)[0]
-        for axes, (label, panel) in zip(every, panels.items(), strict=True):
+        every = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axes in every[len(panels) :]:
+            axes.remove()
+        for axes, (label, panel) in zip(every, panels.items(), strict=False):
             values = [bar.value for bar in panel.values()]
             spreads = [bar.spread or 0.0 for bar in panel.values()]
             places = range(len(panel))
@@ -188,14 +236,16 @@ def bars(
                 axes.annotate(format(value, number), (place, value + spread), fontsize=8, color=INK, **up)
             start = _start(values, spreads)
             axes.set_ylim(start, start + 1.14 * (max(v + s for v, s in zip(values, spreads, strict=True)) - start))
-            axes.set_xticks(list(places), list(panel))
-            _finish(axes, "", label + (" (axis cut)" if start else ""), "", legend=False)
+            names = [f"{name}\n{bar.words}" if bar.words else name for name, bar in panel.items()]
+            axes.set_xticks(list(places), names, fontsize=8)
+            cut = " (axis cut)" if start else ""
+            _finish(axes, "", (y_label or label) + cut, label if y_label else "", legend=False)
             axes.grid(False, axis="x")
             axes.tick_params(axis="x", length=0)
         if title:
             figure.suptitle(title, fontsize=10)
 
-    return write_picture(path, draw, width=0.4 + 3.0 * len(panels), height=3.0)
+    return write_picture(path, draw, width=0.4 + 3.0 * columns, height=0.2 + 2.8 * rows)
 
 
 def dots(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -22,9 +23,10 @@ from .contenders import Build, Contender
 def bench_steps(
     bench: Bench, contenders: Mapping[str, Contender], *, on_round: Callable[[int], None] = lambda _: None
 ) -> dict[str, Any]:
-    """Return times, counted passes and ratios; every contender steps once a round, so that noise hits all alike.
+    """Return times, counted passes and ratios.
 
-    On the CPU with one thread, times are processor time, which a busy machine disturbs least; else the clock's.
+    Every contender steps once a round, in random order, so that noise hits all alike. On the CPU with one thread, times
+    are processor time, which a busy machine disturbs least; else the clock's.
     """
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
@@ -34,8 +36,7 @@ def bench_steps(
     clock = _clock(bench)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(bench.rounds):
-        names = list(steps)
-        for name in names[number % len(names) :] + names[: number % len(names)]:
+        for name in random.Random(number).sample(list(steps), len(steps)):
             start = clock()
             steps[name][1]()
             times[name].append(clock() - start)

@@ -46,6 +46,7 @@ TAKEN = [
     "momentum",
     "weight_decay",
     "schedule",
+    "warmup",
     "budget",
     "precision",
     "device",

@@ -17,6 +17,7 @@ from .methods.base import Base, BasePart
 from .methods.esam import ESAM
 from .methods.follow import FollowingESAM
 from .methods.headsam import HeadSAM
+from .methods.level import LevelSDS
 from .methods.looksam import LookSAM
 from .methods.momentum import MomentumSAM
 from .methods.noise import RandomPerturbation
@@ -167,6 +168,14 @@ METHODS: dict[str, Method] = {
         FollowingESAM,
         None,
         _esam_cost,
+        kind="study",
+    ),
+    "sds-level": Method(
+        "SDS, steps of the batch's length",
+        "ESAM-SDS whose gradient is as long as the whole batch's.",
+        LevelSDS,
+        None,
+        lambda settings: _esam_cost({**settings, "beta": 1.0, "mask": "independent"}),
         kind="study",
     ),
     "slicesam": Method(

@@ -26,6 +26,7 @@ from .verdicts import (
     more_linear,
     nearer,
     rises_most,
+    smallest_that_keeps,
     unbiased,
 )
 
@@ -47,7 +48,10 @@ def judged(store: ResultStore) -> list[tuple[Claim, Finding]]:
 
 
 def _judged(claim: Claim, store: ResultStore) -> Finding:
-    result = store.result(ITEMS[claim.item])
+    item = ITEMS[claim.item]
+    if item.needs(store.scale).empty:
+        return Finding(NOT_RUN, f"nothing stands for this task at the scale {store.scale.name}")
+    result = store.result(item)
     return Finding(NOT_RUN, f"{claim.item} has not been made") if result is None else claim.judge(result)
 
 
@@ -104,6 +108,12 @@ CLAIMS = (
     Claim("ViT: ESAM's accuracy is at least SAM's", "80.46 and 80.34 %", "vit", at_least("esam", "sam")),
     Claim("ViT: ESAM's speed", "126.3 % of SAM's", "vit", faster("esam", 1.263)),
     Claim("beta = .5 to .6 is best for SWP", "best at .6 and .5", "parameter-study", best_share("esam-swp", 0.5, 0.6)),
+    Claim(
+        "gamma = .5 is the smallest that keeps SAM's accuracy",
+        "comparable to SAM at .5",
+        "parameter-study",
+        smallest_that_keeps("esam-sds", 0.5, "sam"),
+    ),
     Claim(RISES, "by construction", "four-losses", every_batch(RISES)),
     Claim(AT_THETA, "in every epoch", "four-losses", every_epoch(AT_THETA)),
     Claim(AT_EPS, "in every epoch", "four-losses", every_epoch(AT_EPS)),

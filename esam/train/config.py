@@ -41,6 +41,8 @@ class Config:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     schedule: Literal["cosine", "constant"] = "cosine"
+    warmup: float = 0.0
+    """Epochs over which the learning rate rises from 0; the schedule follows."""
     budget: float | None = None
     """Stop after this many seconds of training instead of after the epochs."""
 
@@ -110,6 +112,8 @@ class Config:
             value = getattr(self, name)
             if value is not None and not (low <= value < math.inf):
                 raise ValueError(f"{name} must be {words}, got {value}")
+        if self.warmup and self.warmup >= self.epochs:
+            raise ValueError(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
         if self.budget == 0:
             raise ValueError("budget must be more than 0 seconds, got 0")
         if not self.momentum < 1:
@@ -144,6 +148,7 @@ _RANGES: dict[str, tuple[float, str]] = {
     "lr": (0, "a finite number of 0 or more"),
     "momentum": (0, "in [0, 1)"),
     "weight_decay": (0, "a finite number of 0 or more"),
+    "warmup": (0, "a finite number of epochs, 0 or more"),
     "budget": (0, "a finite number of seconds above 0"),
     "train_size": (1, "1 or more"),
     "size": (1, "1 or more pixels"),

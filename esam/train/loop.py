@@ -43,6 +43,21 @@ def cosine(progress: float) -> float:
     return (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
+def warmed(schedule: Schedule | None, share: float) -> Schedule:
+    """Return a schedule that rises in a straight line over a share of training, and goes on from there to its end.
+
+    >>> [round(warmed(None, 0.2)(progress), 2) for progress in (0.0, 0.1, 0.2, 1.0)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+
+    def factor(progress: float) -> float:
+        if progress < share:
+            return progress / share
+        return 1.0 if schedule is None else schedule((progress - share) / (1 - share) if share < 1 else 1.0)
+
+    return factor
+
+
 def evaluation_weights(optimizer: Optimizer) -> AbstractContextManager[Any]:
     """Put the weights that the optimizer means to be used (an average, say) into the model inside the block."""
     chosen: AbstractContextManager[Any] = getattr(optimizer, "evaluation_weights", nullcontext)()

@@ -24,7 +24,7 @@ from .data.share import Part, Share
 from .diary import Diary, Measure
 from .evaluation import PRECISIONS, Batch, Loss, Metric, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
-from .loop import Epochs, Schedule, cosine, evaluation_weights, fit
+from .loop import Epochs, Schedule, cosine, evaluation_weights, fit, warmed
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
 from .outcome import first_line
@@ -171,7 +171,7 @@ def run(
             epochs=config.epochs if config.budget is None else sys.maxsize,
             loss=made.loss,
             metric=made.metric,
-            schedule=SCHEDULES[config.schedule],
+            schedule=schedule_of(config),
             budget=config.budget,
             precision=config.precision,
             evaluate_every=config.evaluate_every,
@@ -230,6 +230,12 @@ def prepared_model(config: Config, data: Data | Task, device: torch.device) -> n
         classes = class_count(data) if isinstance(data, Task) else len(data.classes)
         model = build_model(config.model, classes=classes, channels=channels, size=height)
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
+
+
+def schedule_of(config: Config) -> Schedule | None:
+    """Return the factor on the learning rate by progress, warm-up included."""
+    schedule = SCHEDULES[config.schedule]
+    return warmed(schedule, config.warmup / config.epochs) if config.warmup else schedule
 
 
 class InOrder:

@@ -40,6 +40,10 @@ class Inputs:
         """Return a method's accuracy on its training images at the end, in per cent."""
         return _percent(end.get("train_accuracy") for end in self._ends(runs))
 
+    def train_loss(self, runs: MethodRuns) -> Repeated:
+        """Return a method's mean loss on its training images at the end."""
+        return Repeated(tuple(end.get("train_loss") for end in self._ends(runs)))
+
     def _ends(self, runs: MethodRuns) -> list[dict[str, Any]]:
         """Return the last line of each seed's record."""
         records = [self.store.record(run) for run in self.store.planned(runs)]

@@ -94,6 +94,11 @@ class Needs:
     """What else a plan should say."""
 
     @property
+    def empty(self) -> bool:
+        """Whether there is nothing to make it from: the scale has nothing that stands for the paper's task."""
+        return not (self.every or self.thread_flops)
+
+    @property
     def every(self) -> tuple[MethodRuns, ...]:
         """All the runs, in whatever way they are needed."""
         return (*self.probed, *self.weights, *self.runs)

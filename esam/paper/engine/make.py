@@ -22,10 +22,15 @@ from .store import PROBING_WORKER, ResultStore
 
 Items = Mapping[str, Item[Any]]
 PAGE = "report.html"
+NOT_HERE = "has nothing to be made from at the scale"
 
 
 class MissingData(ValueError):
     """Data that an item needs are not here and cannot be loaded."""
+
+
+class NotAtThisScale(ValueError):
+    """A scale has nothing that stands for the paper's task."""
 
 
 def make(
@@ -44,6 +49,8 @@ def make(
     from esam.train.runs import chosen_device
 
     needs = item.needs(store.scale)
+    if needs.empty:
+        raise NotAtThisScale(f"{item.name} {NOT_HERE} {store.scale.name}; --scale short and paper have it")
     check_extras(needs)
     missing = store.missing(needs)
     check_data(item, store, needs, missing, items)

@@ -35,6 +35,8 @@ def state(item: Item[Any], store: ResultStore) -> str:
     if store.result(item) is not None:
         return "made"
     needs = item.needs(store.scale)
+    if needs.empty:
+        return "not at this scale"
     total, missing = len(needed(needs)), len(store.missing(needs))
     if lacking(item, store):
         return "data not here"

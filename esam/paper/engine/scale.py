@@ -61,12 +61,30 @@ class ToyMLPs:
 
 @dataclass(frozen=True)
 class SearchGrid:
-    """The grid that tunes each method separately."""
+    """The grid that tunes each method separately; where rho is searched too, as many points for every method."""
 
     start: Comparison
     lrs: tuple[float, ...] = (0.01, 0.05, 0.1, 0.2)
     weight_decays: tuple[float, ...] = (5e-4, 1e-3)
     batch_sizes: tuple[int, ...] = (64, 128, 256)
+    rhos: tuple[float, ...] = ()
+    """Where given, a method that has a radius searches these with ``lrs_with_rho``."""
+    lrs_with_rho: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class LengthStudy:
+    """How does the gap to SAM depend on the length of training, and on what of SDS?"""
+
+    task: PaperTask
+    epochs: tuple[int, ...]
+    """Of SGD, SAM and ESAM."""
+    sds_epochs: tuple[int, ...]
+    """Of SDS alone."""
+    variant_epochs: tuple[int, ...]
+    """Of what is changed in ESAM: gamma, the length of its steps, the ranking."""
+    gammas: tuple[float, ...] = (0.7, 0.9)
+    """Beside the paper's .5."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +95,8 @@ class ExperimentScale:
     machine: Literal["GPU", "CPU"]
     comparisons: Mapping[PaperTask, Comparison]
     """What is trained for each column of the paper's tables."""
+    ablation: tuple[PaperTask, ...]
+    """Where SWP and SDS are trained alone."""
     study: tuple[PaperTask, ...]
     study_seeds: tuple[int, ...]
     study_shares: tuple[float, ...]
@@ -89,5 +109,8 @@ class ExperimentScale:
     """Random vectors behind the Hessian's trace."""
     toys: ToyMLPs
     search: SearchGrid
+    tuned: Mapping[PaperTask, Comparison]
+    """Each method with the values that its own search found best."""
+    length: LengthStudy | None
     timed_rounds: int
     """Steps of each method when they are timed in turn."""

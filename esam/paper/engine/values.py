@@ -45,6 +45,11 @@ class Repeated:
         """Their sample standard deviation, None where there are fewer than two."""
         return statistics.stdev(self.finite) if self.n > 1 else None
 
+    @property
+    def error(self) -> float | None:
+        """The standard error of their mean, None where there are fewer than two."""
+        return None if self.std is None else self.std / math.sqrt(self.n)
+
     def words(self, decimals: int) -> str:
         """Say mean ± standard deviation."""
         text = number(self.mean, decimals)

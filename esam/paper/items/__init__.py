@@ -12,7 +12,9 @@ from . import (
     four_losses,
     grid_search,
     landscapes,
+    length,
     linearity,
+    own_best,
     parameter_study,
     sds_illustration,
     swp_savings,
@@ -25,9 +27,9 @@ from . import (
 __all__ = ["ITEMS", "MAKING_ORDER"]
 
 _FIRST = (four_losses, cosines, linearity, sds_illustration, landscapes, adversarial)
-_TABLES = (table1, table2, table3, vit, figure1, parameter_study, swp_savings, grid_search)
+_TABLES = (table1, table2, table3, vit, figure1, parameter_study, length, swp_savings, grid_search, own_best)
 _TEXT = (table1, table2, table3, figure1, sds_illustration, parameter_study, landscapes)
-_APPENDIX = (four_losses, cosines, linearity, swp_savings, adversarial, vit, grid_search)
+_APPENDIX = (four_losses, cosines, linearity, swp_savings, adversarial, vit, grid_search, own_best, length)
 
 ITEMS: dict[str, Item[Any]] = {module.ITEM.name: module.ITEM for module in (*_TEXT, *_APPENDIX)}
 MAKING_ORDER = [module.ITEM.name for module in (*_FIRST, *_TABLES)]

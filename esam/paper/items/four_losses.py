@@ -22,6 +22,7 @@ PICKS: dict[str, Callable[[BatchProbe], Value]] = {
     "B+ at theta": lambda batch: batch.plus.loss,
     "B- at theta": lambda batch: batch.minus.loss,
     "B at theta + eps": lambda batch: batch.all.perturbed_loss,
+    "B at theta": lambda batch: batch.all.loss,
     "rise of B+": lambda batch: batch.plus.rise,
     "rise of B": lambda batch: batch.all.rise,
     "rise of B-": lambda batch: batch.minus.rise,
@@ -31,8 +32,10 @@ STYLES = {
     "B- at theta + eps": ("B-", "-"),
     "B+ at theta": ("B+", "--"),
     "B- at theta": ("B-", "--"),
+    "B at theta + eps": ("B", "-"),
+    "B at theta": ("B", "--"),
 }
-"""The four that are drawn: set and dash of each."""
+"""The four losses, and those of the whole batch: set and dash of each."""
 RISES, AT_THETA, AT_EPS = "R_B- <= R_B <= R_B+", "L_B- <= L_B+ at theta", "L_B <= L_B+ at theta + eps"
 ASCENDING = {
     RISES: ("rise of B-", "rise of B", "rise of B+"),

@@ -41,6 +41,8 @@ class Minimum:
     sharpness: Repeated | None = None
     eigenvalue: Repeated | None = None
     trace: Repeated | None = None
+    train_loss: Repeated | None = None
+    """On all its training images; None where an earlier version took the figures."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def minimum(inputs: Inputs, runs: MethodRuns, size: PlaneSize, kind: str, plane:
         method=runs.method,
         label=runs.label,
         train_accuracy=inputs.train_accuracy(runs),
+        train_loss=inputs.train_loss(runs),
         axes=tuple(map(tuple, fine.axes)),
         losses=tuple(tuple(float(f"{value:.6g}") for value in line) for line in fine.mean.tolist()),
         rise=Repeated(tuple(float(mean.mean() - mean[COARSE // 2, COARSE // 2]) for mean in coarse)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ..engine.inputs import Inputs
 from ..engine.item import MethodRuns, Needs, Workload, runs_of
 from ..engine.observer import BatchProbe, Value
 from ..engine.scale import ExperimentScale, PaperTask, Probe
-from ..engine.values import Repeated, mean_of, slug, with_gaps
+from ..engine.values import Repeated, finite, mean_of, slug, with_gaps
 
 SET_COLOURS = {"B+": "#c4273a", "B-": "#0d8f58", "B": "#66707d", "B_rand": "#66707d"}
 """One colour for a set of samples in every figure."""
@@ -29,6 +29,11 @@ class Series:
     def by_epoch(self) -> list[Value]:
         """The mean of each epoch."""
         return [mean_of(epoch) for epoch in self.values]
+
+    @property
+    def spreads(self) -> list[float]:
+        """The standard deviation over the batches of each epoch."""
+        return [Repeated(epoch).std or 0.0 for epoch in self.values]
 
     @property
     def batches(self) -> Repeated:
@@ -69,12 +74,21 @@ def draw_series(
     written, colours = [], {name: SET_COLOURS[which] for name, (which, _) in styles.items()}
     for run in measured.runs:
         drawn = {
-            name: Curve(run.epochs, with_gaps(run.series[name].by_epoch), dash=dash)
+            name: Curve(run.epochs, with_gaps(run.series[name].by_epoch), run.series[name].spreads, dash)
             for name, (_, dash) in styles.items()
         }
-        where, title = path.with_name(f"{path.name}-{slug(run.workload.title)}"), run.workload.title
-        written += curves(where, drawn, x_label="epoch", y_label=y_label, title=title, colours=colours)
+        batches = max(map(len, next(iter(run.series.values())).values))
+        title = f"{run.workload.title}\nbands: standard deviation over {batches} batches"
+        where, log = path.with_name(f"{path.name}-{slug(run.workload.title)}"), _steep(drawn.values())
+        labels = {"x_label": "epoch", "y_label": y_label, "title": title}
+        written += curves(where, drawn, colours=colours, log_y=log, **labels)
     return written
+
+
+def _steep(drawn: Iterable[Curve]) -> bool:
+    """Tell whether the values ask for a logarithmic axis: all above zero, over more than a factor of 20."""
+    values = finite(value for curve in drawn for value in curve.y)
+    return bool(values) and min(values) > 0 and max(values) > 20 * min(values)
 
 
 def probed_needs(scale: ExperimentScale, tasks: Sequence[PaperTask]) -> Needs:

@@ -22,8 +22,8 @@ from esam.optim.mask import independent
 
 from ..engine.scale import ToyMLPs
 
-REPEATS = 3
-"""Equal passes, of which the fastest counts."""
+WARM_UP = 3
+"""Draws that are not counted: memory is found, and branches are learnt."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Saving:
     layers: int
     beta: float
     saved: float
-    """g(N, beta), the mean over draws of 1 - SWP's time / SAM's."""
+    """g(N, beta): 1 - SWP's total time / SAM's. At beta 1 they do the same, and anything but 0 is an error."""
     error: float
-    """Its standard error."""
+    """Its standard error, draws paired."""
     draws: int
 
 
@@ -96,10 +96,9 @@ def measure_savings(
 ) -> list[Saving]:
     """Measure g(N, beta): forward, and backward with respect to the tensors drawn, against the same for all tensors.
 
-    In every draw SAM and all betas are timed in turn, by processor time, and the ratio is taken within the draw: what
-    disturbs the machine disturbs them alike. Each counts with the fastest of a few equal passes: the first finds memory
-    as another left it, and any of them can be disturbed. Use one thread (torch.set_num_threads(1)) and, in a process
-    that does nothing else, ``keep_freed_memory``.
+    In every draw SAM and all betas are timed by processor time, in random order: each finds memory as any other left
+    it, and what disturbs the machine disturbs them alike. What counts is the ratio of total times. Use one thread
+    (torch.set_num_threads(1)) and, in a process that does nothing else, ``keep_freed_memory``.
     """
     generator = torch.Generator().manual_seed(0)
     found = []
@@ -108,15 +107,33 @@ def measure_savings(
         weights = list(network.parameters())
         x = torch.randn(toys.batch, toys.width, generator=generator)
         everything = range(len(weights))
-        shares: dict[float, list[float]] = {beta: [] for beta in toys.betas}
-        for draw in range(toys.draws):
-            whole = _pass_seconds(network, weights, x, everything)
-            for beta in toys.betas:
-                picks = everything if beta == 1 else independent(len(weights), beta, generator).picks
-                shares[beta].append(1 - _pass_seconds(network, weights, x, picks) / whole)
-            progress(number * toys.draws + draw + 1, len(layers) * toys.draws)
-        found += [Saving(depth, b, fmean(s), stdev(s) / len(s) ** 0.5, len(s)) for b, s in shares.items()]
+        seconds: dict[float | None, list[float]] = {beta: [] for beta in (SAM, *toys.betas)}
+        for draw in range(-WARM_UP, toys.draws):
+            for at in torch.randperm(len(seconds), generator=generator).tolist():
+                beta = list(seconds)[at]
+                whole = beta is SAM or beta == 1
+                picks = everything if whole else independent(len(weights), beta or 1.0, generator).picks
+                taken = _pass_seconds(network, weights, x, picks)
+                if draw >= 0:
+                    seconds[beta].append(taken)
+            progress(number * toys.draws + max(0, draw + 1), len(layers) * toys.draws)
+        found += [Saving(depth, b, *_saved(seconds[b], seconds[SAM]), toys.draws) for b in toys.betas]
     return found
+
+
+SAM = None
+"""Stands for a pass that takes the gradient of every tensor, among the betas."""
+
+
+def _saved(swp: Sequence[float], sam: Sequence[float]) -> tuple[float, float]:
+    """Return 1 - the ratio of the totals, and its standard error by the draws' deviations from that ratio.
+
+    >>> _saved([1.0, 1.0, 2.0], [2.0, 2.0, 4.0])
+    (0.5, 0.0)
+    """
+    ratio = sum(swp) / sum(sam)
+    off = [a - ratio * b for a, b in zip(swp, sam, strict=True)]
+    return 1 - ratio, stdev(off) / len(off) ** 0.5 / fmean(sam)
 
 
 def fit_savings(savings: Sequence[Saving]) -> Fit:
@@ -150,9 +167,6 @@ def _pass_seconds(network: nn.Module, weights: Sequence[Tensor], x: Tensor, pick
     for number, weight in enumerate(weights):
         weight.requires_grad_(number in chosen)
     drawn = [weights[number] for number in sorted(chosen)]
-    seconds = []
-    for _ in range(REPEATS):
-        start = time.process_time()
-        torch.autograd.grad(network(x).square().mean(), drawn)
-        seconds.append(time.process_time() - start)
-    return min(seconds)
+    start = time.process_time()
+    torch.autograd.grad(network(x).square().mean(), drawn)
+    return time.process_time() - start

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esam.analysis.plot import Bar, bars
+from esam.compare.plan import Comparison
 from esam.optim import METHODS
 from esam.report.colours import SPARE
 from esam.report.sheets import Sheet
@@ -58,6 +59,8 @@ class MethodFigures:
     train_accuracy: Repeated
     speed: Speed
     paper: Printed | None
+    train_loss: Repeated | None = None
+    """None where an earlier version made the table."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ def method_figures(inputs: Inputs, runs: MethodRuns, speed: Speed, paper: Mappin
         train_accuracy=inputs.train_accuracy(runs),
         speed=speed,
         paper=paper.get(runs.method) if runs.share is None else None,
+        train_loss=inputs.train_loss(runs),
     )
 
 
@@ -150,10 +154,26 @@ def _minus(one: float | None, other: float | None) -> float | None:
 
 
 KINDS: dict[str, tuple[str, str, Callable[[MethodFigures], Bar]]] = {
-    "accuracy": ("test accuracy, %", ".1f", lambda own: Bar(own.accuracy.mean or 0.0, own.accuracy.std)),
-    "speed": ("training speed, images/s", ",.0f", lambda own: Bar(own.speed.images_per_second)),
+    "accuracy": (
+        "test accuracy, %",
+        ".1f",
+        lambda own: Bar(own.accuracy.mean or 0.0, own.accuracy.std, _paper(own, 0)),
+    ),
+    "speed": ("training speed, images/s", ",.0f", lambda own: Bar(own.speed.images_per_second, None, _paper(own, 1))),
 }
-"""What bars show: axis label, number format, height."""
+"""What bars show: axis label, number format, height with the paper's number below it."""
+
+
+def _paper(own: MethodFigures, which: int) -> str:
+    printed = own.paper or Printed()
+    value = (printed.accuracy, printed.images_per_second)[which]
+    return "" if value is None else f"({value:,.1f})" if which == 0 else f"({value:,.0f})"
+
+
+def spread_words(measured: TableFigures) -> str:
+    """Say what the whiskers are, over how many seeds."""
+    counts = sorted({own.accuracy.n for one in measured.workloads for own in one.methods})
+    return f"whiskers: standard deviation over n = {' to '.join(map(str, counts))} seeds"
 
 
 def draw_bars(measured: TableFigures, path: Path) -> list[Path]:
@@ -164,8 +184,9 @@ def draw_bars(measured: TableFigures, path: Path) -> list[Path]:
             one.workload.titled("\n"): {below_bar(own): bar(own) for own in one.methods} for one in measured.workloads
         }
         where, formats = path.with_name(f"{path.name}-{kind}"), dict.fromkeys(panels, form)
-        title = label[0].upper() + label[1:]
-        written += bars(where, panels, title=title, formats=formats, colours=bar_colours(measured))
+        title = spread_words(measured) if kind == "accuracy" else "steps timed in turn, on random images"
+        note = f"{title}\nin brackets: the paper's number, on its own model and data"
+        written += bars(where, panels, title=note, formats=formats, colours=bar_colours(measured), y_label=label)
     return written
 
 
@@ -188,14 +209,16 @@ def table_item(
     paper: PaperTable,
     methods: Callable[[PaperTask], Sequence[str]],
     notes: tuple[str, ...],
-    tasks: Sequence[PaperTask] | None = None,
+    tasks: Callable[[ExperimentScale], Sequence[PaperTask]] | None = None,
+    comparisons: Callable[[ExperimentScale], Mapping[PaperTask, Comparison]] = lambda scale: scale.comparisons,
     draw: Callable[[TableFigures, Path], list[Path]] = draw_bars,
 ) -> Item[Any]:
     """Return a table of accuracy and speed on the paper's tasks, its numbers beside ours."""
 
     def needs(scale: ExperimentScale) -> Needs:
-        known = [task for task in tasks or paper if task in scale.comparisons]
-        every = [runs for task in known for runs in runs_of(task, scale.comparisons[task], methods(task))]
+        own = comparisons(scale)
+        known = [task for task in (tasks(scale) if tasks else paper) if task in own]
+        every = [runs for task in known for runs in runs_of(task, own[task], methods(task))]
         return Needs(runs=tuple(every))
 
     return Item(

@@ -1,6 +1,7 @@
 """How fast is each method of a table? Its steps timed in turn with SAM's in one run: what disturbs one disturbs all.
 
-The times of training runs, made one after the other on a machine that may have been busy, are not compared.
+All methods that any table has on a workload are timed together, once, and every table shows that measurement. The times
+of training runs, made one after the other on a machine that may have been busy, are not compared.
 """
 
 from __future__ import annotations
@@ -47,9 +48,10 @@ class Speed:
 
 
 def timed(inputs: Inputs, workload: Workload, every: Sequence[MethodRuns]) -> tuple[int, tuple[Speed, ...]]:
-    """Return the CPU threads, and each method's speed; timed once, then remembered."""
-    configs = [runs.configs[0] for runs in every]
-    facts, first = DATA[configs[0].data], configs[0]
+    """Return the CPU threads, and each method's speed; timed once for all tables, then remembered."""
+    together = {_name(runs): runs.configs[0] for runs in [*_of_all_tables(inputs, workload), *every]}
+    first = every[0].configs[0]
+    facts = DATA[first.data]
     before = torch.get_num_threads()
     bench = Bench(
         model=first.model,
@@ -60,19 +62,31 @@ def timed(inputs: Inputs, workload: Workload, every: Sequence[MethodRuns]) -> tu
         threads=first.threads or before,
         device=str(chosen_device(first.device)),
     )
-    contenders = {_name(runs): _contender(config) for runs, config in zip(every, configs, strict=True)}
+    contenders = {name: _contender(config) for name, config in together.items()}
 
-    def work() -> tuple[Speed, ...]:
+    def work() -> dict[str, Speed]:
         inputs.tell(f"timing {', '.join(contenders)} in turn: {bench.model}, batch {bench.batch_size}")
         rows = bench_steps(bench, contenders)["contenders"]
-        return tuple(_speed(rows[name], bench.batch_size) for name in contenders)
+        return {name: _speed(rows[name], bench.batch_size) for name in contenders}
 
-    cache = inputs.cache(f"timed-{slug(workload.paper)}-{len(every)}-{every[-1].method}")
-    key = {"bench": asdict(bench), "methods": [config.identity() for config in configs]}
+    key = {"bench": asdict(bench), "methods": [config.identity() for config in together.values()]}
     try:
-        return bench.threads, remembered(cache, key, tuple[Speed, ...], work)
+        speeds = remembered(inputs.cache(f"timed-{slug(workload.paper)}"), key, dict[str, Speed], work)
     finally:
         torch.set_num_threads(before)
+    return bench.threads, tuple(speeds[_name(runs)] for runs in every)
+
+
+def _of_all_tables(inputs: Inputs, workload: Workload) -> list[MethodRuns]:
+    """Return what every table of the scale has on a workload; the first table's settings count."""
+    from . import ITEMS
+    from .tables import TableFigures
+
+    tables = [item.needs(inputs.scale).runs for item in ITEMS.values() if item.kind is TableFigures]
+    found: dict[str, MethodRuns] = {}
+    for runs in (one for table in tables for one in table if one.workload == workload):
+        found.setdefault(_name(runs), runs)
+    return list(found.values())
 
 
 def _name(runs: MethodRuns) -> str:

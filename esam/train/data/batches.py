@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from esam.train.augment import find_augmentation
+from esam.train.augment import find_augmentation, inception_crop
 from esam.train.data.draws import generator_for
 from esam.train.data.share import Part, Rows, Share
 from esam.train.data.splits import Split, StreamedSplit
 
 Batch = tuple[Tensor, Tensor]
+Key = tuple[str | int, ...]
 
 
 class Batches:
@@ -24,7 +25,8 @@ class Batches:
     resumed run, or another method with the same seed, sees the very same batches; the global generator is never used.
 
     Images in memory move to the device once, as uint8. Streamed ones are decoded by ``workers`` processes (0: in this
-    one); augmenting and normalising happen afterwards, on the whole batch and on the device.
+    one); augmenting and normalising happen afterwards, on the whole batch and on the device. Only ``inception`` takes
+    its crops while streamed pictures that are resized are decoded: out of the whole picture, not of what is left of it.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class Batches:
         self._device = torch.device(device)
         self._memory_format = memory_format
         self._workers = workers
+        self._crops = augment == "inception" and isinstance(split, StreamedSplit) and split.decoder.fit
 
     def __len__(self) -> int:
         """Give the number of batches in a training epoch."""
@@ -86,20 +89,25 @@ class Batches:
 
     def _augmented(self, number: int, start: int, share: Share) -> Iterator[Part]:
         batches = torch.split(self.order(number), self.batch_size)[start:]
-        for index, (rows, own, images) in enumerate(self._images(batches, share), start):
+        crops = ("augment", self._seed, number) if self._crops else None
+        for index, (rows, own, images) in enumerate(self._images(batches, share, crops), start):
             generator = generator_for("augment", self._seed, number, index)
-            yield self._part(self._augment(images, self._normalise, generator, own), rows, own)
+            x = self._normalise(images) if self._crops else self._augment(images, self._normalise, generator, own)
+            yield self._part(x, rows, own)
 
-    def _images(self, batches: Sequence[Tensor], share: Share) -> Iterator[tuple[Tensor, Rows, Tensor]]:
+    def _images(
+        self, batches: Sequence[Tensor], share: Share, crops: Key | None = None
+    ) -> Iterator[tuple[Tensor, Rows, Tensor]]:
         """Give the share of each batch: where it lies in the split and in the batch, and the uint8 images."""
         owns = [share.rows(len(rows)) for rows in batches]
         shares = [rows[own.slice] for rows, own in zip(batches, owns, strict=True)]
-        return zip(shares, owns, self._pixels(shares), strict=True)
+        return zip(shares, owns, self._pixels(shares, crops), strict=True)
 
-    def _pixels(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+    def _pixels(self, batches: Sequence[Tensor], crops: Key | None) -> Iterator[Tensor]:
+        """Give the images of each batch of rows, in the order asked for; or crops, drawn by this key."""
         if isinstance(self._split, Split):
             return (self._split.images_at(rows.to(self._device)) for rows in batches)
-        return _streamed_images(self._split, batches, workers=self._workers, device=self._device)
+        return _streamed_images(self._split, batches, workers=self._workers, device=self._device, crops=crops)
 
     def _part(self, x: Tensor, rows: Tensor, own: Rows) -> Part:
         labels = self._labels[rows.to(self._device)]
@@ -129,14 +137,14 @@ class Normalise:
 
 
 def _streamed_images(
-    split: StreamedSplit, batches: Sequence[Tensor], *, workers: int, device: torch.device
+    split: StreamedSplit, batches: Sequence[Tensor], *, workers: int, device: torch.device, crops: Key | None = None
 ) -> Iterator[Tensor]:
     """Give the uint8 images (N, C, H, W) of each batch of positions, decoded ahead of need by worker processes.
 
     With 0 workers they are decoded here, one batch at a time.
     """
     loader = DataLoader(
-        _Pixels(split),
+        _Pixels(split, crops),
         batch_sampler=[positions.tolist() for positions in batches],
         num_workers=workers,
         collate_fn=_stacked,
@@ -156,12 +164,13 @@ class _Pixels(Dataset[Tensor | ValueError]):
     the worker's own traceback, and leave workers behind that take seconds to end.
     """
 
-    def __init__(self, split: StreamedSplit) -> None:
-        self._split = split
+    def __init__(self, split: StreamedSplit, crops: Key | None = None) -> None:
+        self._split, self._crops = split, crops
 
     def __getitem__(self, position: int) -> Tensor | ValueError:
+        crop = None if self._crops is None else inception_crop(generator_for(*self._crops, position))
         try:
-            return torch.from_numpy(self._split.image_at(position).copy())  # a copy: Pillow's memory is read-only
+            return torch.from_numpy(self._split.image_at(position, crop).copy())  # a copy: Pillow's memory is read-only
         except ValueError as error:
             return ValueError(str(error))  # without its cause, which may not travel between processes
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+Crop = Callable[[int, int], tuple[tuple[float, float, float, float], bool]]
+"""(height, width) of a whole picture -> the box to take of it (top, left, height, width), and whether to mirror it."""
 GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: scaling them is the owner's choice
 LOOKED_AT = 16  # pictures whose headers decide between grey and colour
@@ -132,9 +135,9 @@ class Decoder:
         """Give the memory that one decoded picture takes."""
         return self.channels * self.height * self.width
 
-    def __call__(self, pictures: Pictures, row: int) -> NDArray[np.uint8]:
-        """Decode one picture; whatever is wrong with it is a ValueError that says where it lies."""
-        array = _pixels(pictures, row, self.channels, (self.width, self.height) if self.fit else None)
+    def __call__(self, pictures: Pictures, row: int, crop: Crop | None = None) -> NDArray[np.uint8]:
+        """Decode one picture, or with ``fit`` a crop of it; what is wrong with it is a ValueError that says where."""
+        array = _pixels(pictures, row, self.channels, (self.width, self.height) if self.fit else None, crop)
         if array.shape[:2] != (self.height, self.width):
             raise ValueError(
                 f"{pictures.where(row)} is {array.shape[1]}x{array.shape[0]} while the first picture is "
@@ -165,23 +168,32 @@ def _is_grey(pictures: Pictures, row: int) -> bool:
         raise _unreadable(pictures, row, error) from error
 
 
-def _pixels(pictures: Pictures, row: int, channels: int, fit_to: tuple[int, int] | None) -> NDArray[np.uint8]:
+def _pixels(
+    pictures: Pictures, row: int, channels: int, fit_to: tuple[int, int] | None, crop: Crop | None = None
+) -> NDArray[np.uint8]:
     try:
         with pictures.open(row) as image:
-            array = np.asarray(_prepared(image, channels, fit_to), dtype=np.uint8)
+            array = np.asarray(_prepared(image, channels, fit_to, crop), dtype=np.uint8)
     except Exception as error:  # Pillow raises a dozen kinds for broken files, SyntaxError among them
         raise _unreadable(pictures, row, error) from error
     return array.reshape(*array.shape[:2], channels)
 
 
-def _prepared(image: Image.Image, channels: int, fit_to: tuple[int, int] | None) -> Image.Image:
+def _prepared(
+    image: Image.Image, channels: int, fit_to: tuple[int, int] | None, crop: Crop | None = None
+) -> Image.Image:
     if image.mode in DEEP_MODES:
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}); save the pictures with 8 bits")
     if channels == 1 and image.mode not in GREY_MODES:
         raise ValueError(f"it is coloured (mode {image.mode}) among grey pictures; save all in one mode")
-    if fit_to is not None:
+    if fit_to is not None and crop is None:  # a small box needs every pixel
         image.draft(None, fit_to)  # lets a large JPEG be decoded at 1/2, 1/4 or 1/8, never below the wanted size
     upright = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
+    if fit_to is not None and crop is not None:
+        (top, left, height, width), mirrored = crop(upright.height, upright.width)
+        box = (left, top, min(left + width, upright.width), min(top + height, upright.height))
+        taken = upright.resize(fit_to, Image.Resampling.BILINEAR, box=box)
+        return ImageOps.mirror(taken) if mirrored else taken
     if fit_to is None or upright.size == fit_to:
         return upright
     return ImageOps.fit(upright, fit_to, method=Image.Resampling.BILINEAR)

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esam.train.data.pictures import Decoder, Pictures
+from esam.train.data.pictures import Crop, Decoder, Pictures
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,9 @@ class StreamedSplit:
         """Give the part of the split at these positions, in this order."""
         return StreamedSplit(self.pictures, self.rows[chosen], self.labels[chosen], self.decoder)
 
-    def image_at(self, position: int) -> NDArray[np.uint8]:
-        """Decode one image, as an array (H, W, C)."""
-        return self.decoder(self.pictures, int(self.rows[position]))
+    def image_at(self, position: int, crop: Crop | None = None) -> NDArray[np.uint8]:
+        """Decode one image, or a crop of the whole picture, as an array (H, W, C)."""
+        return self.decoder(self.pictures, int(self.rows[position]), crop)
 
     def in_memory(self) -> Split:
         """Decode every image."""
