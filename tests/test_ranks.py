@@ -6,12 +6,10 @@ One pair of processes trains every method of the registry by the trainer's own l
 import contextlib
 import dataclasses
 import functools
-import json
 import os
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from two_ranks import RANKS, assert_near, needs_gloo, on_two_ranks
 
@@ -23,7 +21,7 @@ from esam.train.data import Batches, Split
 from esam.train.data.share import Share
 from esam.train.ranks import Ranks
 from esam.train.record import read_record
-from esam.train.spread import blocks_of, load_whole_state, spread, whole_state
+from esam.train.spread import spread
 from esam.train.task import TaskBatches
 
 pytestmark = [needs_gloo, pytest.mark.slow]
@@ -320,20 +318,3 @@ def test_the_weights_of_parts_make_the_mean_over_ranks_that_of_the_batch():
             (part,) = Share(rank, count).parts([(losses, losses)])
             means.append(Share(rank, count).weight(part) * part.y.mean())
         assert float(sum(means) / count) == pytest.approx(float(losses.mean()), abs=1e-12)
-
-
-def test_a_whole_state_loads_again_and_blocks_are_found():
-    model = net()
-    optimizer = METHODS["looksam"](torch.optim.AdamW(model.parameters()), model)
-    x, y = samples(8)
-    optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"))
-    state = json.loads(json.dumps(whole_state(optimizer)["param_groups"][0]["lr"]))
-    fresh = net()
-    twin = METHODS["looksam"](torch.optim.AdamW(fresh.parameters()), fresh)
-    load_whole_state(twin, whole_state(optimizer))
-    load_whole_state(fresh, whole_state(model))
-    assert state == twin.param_groups[0]["lr"]
-    for step in (optimizer, twin):
-        step.step(lambda keep, m=step.model: F.cross_entropy(m(x[keep]), y[keep], reduction="none"))
-    assert_near(model.parameters(), fresh.parameters())
-    assert blocks_of(net()) == []
