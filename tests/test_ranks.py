@@ -14,6 +14,8 @@ from torch import nn
 from two_ranks import RANKS, assert_near, needs_gloo, on_two_ranks
 
 from esam import METHODS
+from esam.bench.counting import Counting
+from esam.bench.exchange import exchange
 from esam.cli import main
 from esam.optim.ranking import Head, Weighted
 from esam.train import Checkpoint, Config, evaluate, fit, run
@@ -38,6 +40,11 @@ CHOOSERS = {
 SHARDED = ("looksam", "esam-swp", "ae-sam", "saf")
 """Methods that are trained in shards too, for fewer epochs: every step of theirs is compared in test_sharded.py."""
 FEW = 3
+COUNTED_STEPS = 20
+STEADY = {"slicesam": {"radius": "constant"}, "sam-late": {"when": "every"}, "sam-early": {"when": "every"}}
+COUNTED = [(name, way) for name, row in METHODS.items() for way in ("rank", "global") if row.kind != "study"]
+COUNTED = [(name, way) for name, way in COUNTED if way == "rank" or "perturbation" in METHODS[name].options()]
+DRAWN_BY_CHANCE = {"esam", "esam-swp", "esam-random"}
 RUN = Config(model="mlp", method="sam", settings={"perturbation": "global"}, train_size=100, batch_size=32, epochs=3)
 
 
@@ -156,6 +163,38 @@ def dropped(ranks):
     return kept[0].flatten()
 
 
+def counted(ranks, name, way, strategy="ddp"):
+    """Return what a step exchanges on average: large messages in whole gradients, small ones by number."""
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))).double()
+    size = sum(8 * p.numel() for p in model.parameters())
+    model, _ = spread(model, strategy, ranks)
+    settings = {"perturbation": way} if "perturbation" in METHODS[name].options() else {}
+    settings |= STEADY.get(name, {})
+    base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = METHODS[name](base, model, seed=3, **settings)
+    x, worth = torch.randn(8, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(ranks.rank)), []
+    if name == "ae-sam":
+        ask = optimizer.worth
+        optimizer.worth = lambda norm: worth.append(ask(norm)) or worth[-1]
+
+    def closure(keep):
+        outputs = model(x[keep])
+        added = optimizer.trajectory_loss(outputs, torch.arange(8)[keep]) if name == "saf" else 0.0
+        return outputs.square().mean(1) + added
+
+    for _ in range(5):  # a period of LookSAM; momenta, norms and buckets are then known
+        optimizer.step(closure, batch_size=8)
+    worth.clear()
+    with Counting() as counting:
+        for _ in range(COUNTED_STEPS):
+            optimizer.step(closure, batch_size=8)
+    found = dict.fromkeys(("sum", "gather", "scatter", "small"), 0.0)
+    for kind, bytes_ in counting.sizes:
+        large = bytes_ > 512 and kind != "broadcast"
+        found[kind if large else "small"] += (bytes_ / size if large else 1) / COUNTED_STEPS
+    return found, (sum(worth) / len(worth) if worth else 0.5)
+
+
 def compared(ranks, folder):
     """Compare by the command line, then reproduce's launcher is the same; return how it ended."""
     words = ["--methods", "base", "sam", "--seeds", "0", "--epochs", "2", "--train-size", "100", "--model", "mlp"]
@@ -177,6 +216,11 @@ def cases(rank, folder):
         yield ("fsdp", name), functools.partial(fitted, name, ranks, strategy="fsdp", epochs=FEW)
     for strategy in ("ddp", "fsdp"):
         yield ("resumed", strategy), functools.partial(resumed, ranks, folder, strategy)
+    for name, way in COUNTED:
+        if name != "sam-on":
+            yield ("counted", name, way), functools.partial(counted, ranks, name, way)
+    for name in ("base", "sam", "esam", "slicesam"):
+        yield ("counted, fsdp", name), functools.partial(counted, ranks, name, "rank", "fsdp")
     yield "dropped", functools.partial(dropped, ranks)
     for strategy in ("ddp", "fsdp"):
         config = dataclasses.replace(RUN, strategy=strategy)
@@ -290,6 +334,25 @@ def test_the_ranks_compare_each_run_together_and_rank_0_tells(ranks, folder):
 
 def test_a_command_that_has_nothing_to_share_is_refused_under_torchrun(ranks):
     assert [seen["refused"] for seen in ranks] == [1, 1]
+
+
+@pytest.mark.parametrize(("name", "way"), [pair for pair in COUNTED if pair[0] != "sam-on"])
+def test_the_model_of_many_devices_exchanges_what_two_ranks_do(ranks, name, way):
+    for seen in ranks:
+        found, worth = seen["counted", name, way]
+        model = exchange(name, STEADY.get(name), perturbation=way, worth=worth)
+        by_chance = name in DRAWN_BY_CHANCE and way == "global"  # biases alone are no large message
+        assert found["sum"] == pytest.approx(model.hidden + model.exposed, abs=0.3 if by_chance else 1e-9)
+        assert found["small"] == pytest.approx(model.small, abs=0.3 if by_chance else 1e-9)
+
+
+@pytest.mark.parametrize("name", ["base", "sam", "esam", "slicesam"])
+def test_shards_scatter_once_for_each_pass_of_the_model_and_gather_no_more_than_it_says(ranks, name):
+    found, _ = ranks[0]["counted, fsdp", name]
+    model = exchange(name, STEADY.get(name), strategy="fsdp")
+    assert found["scatter"] == pytest.approx(model.scatters, abs=1e-9)
+    assert 0 < RANKS * found["gather"] <= model.gathers  # each rank gives its half; a root is not gathered again
+    assert found["small"] == pytest.approx(model.small, abs=1e-9)
 
 
 # In one process -------------------------------------------------------------------------------------------------------

@@ -164,9 +164,8 @@ class SharpnessAware(Wrapper):
             first, scaler = None, _enabled(scaler)
             if step.perturbs:
                 self._close(step, scaler, last=True)
-                if self.whole_gradient and step.perturbs:
-                    read = self._overrides("combine")  # else nobody does, and ranks need not exchange it
-                    first = self.parallel.mean(step.first, step.parameters) if read else step.first
+                if self._reads_first and step.perturbs:
+                    first = self.parallel.mean(step.first, step.parameters)
             elif not step.synchronised:
                 self._finish_plain(step)
             with torch.no_grad():
@@ -438,7 +437,7 @@ class SharpnessAware(Wrapper):
                 for n, gradient in found.items():
                     self._set_gradient(step, n, gradient, scale)
                 return
-        if self.whole_gradient:
+        if self._reads_first:
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
@@ -542,6 +541,11 @@ class SharpnessAware(Wrapper):
     def sign(self) -> int:
         """Turns losses into what is descended: -1 where the base maximises them."""
         return -1 if all(group.get("maximize") for group in self.param_groups) else 1
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether ``combine`` looks at the first gradient; else it is neither kept nor exchanged."""
+        return self.whole_gradient and self._overrides("combine")
 
     def _overrides(self, part: str) -> bool:
         return getattr(type(self), part) is not getattr(SharpnessAware, part)
