@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from esam.optim import METHODS
+from esam.optim.mask import share_of_full_draws
 from esam.optim.methods.aesam import AESAM
 from esam.optim.methods.esam import ESAM
 from esam.optim.methods.follow import FollowingESAM
@@ -55,6 +56,8 @@ class Passes:
     """Passes forward alone."""
     drawn: float
     """Share of the weights that is perturbed."""
+    partial: float
+    """Share of the perturbed steps that leave out a tensor."""
     last: float
     """Share of the batch in the last pass."""
 
@@ -79,7 +82,8 @@ def passes(name: str, settings: Mapping[str, Any] | None = None, *, worth: float
     apart = perturbed if kind is SliceSAM and given["share"] < 1 else 0.0
     ranked = issubclass(kind, ESAM) and given.get("gamma", 1.0) < 1 and given.get("ranking", "exact") == "exact"
     drawn = 0.0 if given.get("tensors") == "norm" else given.get("beta", 1.0)
-    return Passes(perturbed, 1 + perturbed + apart, perturbed * ranked, drawn, last)
+    whole = share_of_full_draws(drawn) if given.get("mask") == "suffix" else float(drawn == 1)
+    return Passes(perturbed, 1 + perturbed + apart, perturbed * ranked, drawn, 1 - whole, last)
 
 
 def exchange(
@@ -102,12 +106,12 @@ def exchange(
     follows = kind is FollowingESAM or row.effective(settings).get("radius") == "growing"
     small = float(follows) + (4.0 if kind is SAF else 0.0) + float(kind is AESAM)
     if strategy == "fsdp":  # norms are those of all shards; LookSAM wants three numbers of every gradient
-        small += run.perturbed * (1 + (run.drawn < 1)) + (kind is AESAM) + 3 * (kind is LookSAM)
+        small += run.perturbed * (1 + run.partial) + (kind is AESAM) + 3 * (kind is LookSAM)
         return Exchange(gathers=2 * run.both + run.forward, scatters=run.both, small=small)
     hidden, exposed = 1.0, 0.0
     if one_eps:
         exposed += run.perturbed * run.drawn
-        small += run.perturbed * (2 if run.drawn < 1 and kind is not PartSAM else 1)
+        small += run.perturbed * (1 + run.partial)  # which tensors any rank reached, drawn and not drawn
     elif issubclass(kind, ESAM) and run.drawn < 1:
         small += 1  # the norms to remember
     if kind is AESAM:

@@ -43,7 +43,7 @@ def exchange_sheet() -> Sheet:
     for name, row in METHODS.items():
         ways: list[Perturbation] = ["rank", "global"] if "perturbation" in row.options() else ["rank"]
         for way in ways if passes(name).perturbed else ways[:1]:
-            ddp, fsdp = (exchange(name, perturbation=way, strategy=how) for how in ("ddp", "fsdp"))  # type: ignore[arg-type]
+            ddp, fsdp = (exchange(name, perturbation=way, strategy=how) for how in ("ddp", "fsdp"))
             told = [f"{v:.3g}" for v in (ddp.hidden, ddp.exposed, ddp.small, ddp.moved(1, 2), ddp.moved(1, 1024))]
             title = f"`{name}`, {way}" if len(ways) > 1 else f"`{name}`"
             shards = [] if way == "global" else [f"{v:.3g}" for v in (fsdp.gathers, fsdp.scatters)]

@@ -23,6 +23,7 @@ from esam.report.words import sentences
 from esam.train.config import Config
 from esam.train.evaluation import Batch, Loss, Metric, per_sample_cross_entropy
 from esam.train.facts import data_facts
+from esam.train.lighter import lighter
 from esam.train.loader import SeededLoader
 from esam.train.models import fastest_memory_format
 from esam.train.names import did_you_mean
@@ -52,6 +53,9 @@ TAKEN = [
     "device",
     "threads",
     "strategy",
+    "workers",
+    "compile",
+    "checkpointing",
     "notes",
 ]
 """Fields of a configuration that mean something for data and a model of Python's own."""
@@ -106,7 +110,9 @@ def compare(
         name: What the report calls the data.
         tell: Called with a line for each epoch; None: silence.
         more: Fields of ``esam.train.Config``: batch_size, evaluate_every, lr, momentum, weight_decay, schedule, budget,
-            precision, device, threads, strategy, notes. Under torchrun, call it on every rank.
+            precision, device, threads, strategy, workers, compile, checkpointing, notes.
+
+    Under torchrun, in a process group of your own, call it on every rank.
     """
     _check_words(more, train, optimizer)
     own = _Own(build_model, train, test, loss, metric, optimizer, classes)
@@ -175,7 +181,7 @@ class _Own:
         train, ordered = self._batches(self._train, config, device)
         steps = config.epochs * len(train) if config.budget is None else None
         facts = {**self._facts, "model": _shape_of(model)}
-        model, whole = spread(model, config.strategy, Ranks.current())
+        model, whole = spread(lighter(model, config), config.strategy, Ranks.current())
         base = None if isinstance(self._optimizer, str) else self._optimizer(model.parameters())
         method = build_optimizer(config, model, base=base, total_steps=steps)
         test = self._batches(self._test, config, device)[1]
@@ -198,8 +204,9 @@ class _Own:
         if isinstance(given, DataLoader):
             seeded = SeededLoader(given, seed=config.seed)
             return seeded, seeded
-        shuffled = TaskBatches(given, config.batch_size, seed=config.seed, device=device)
-        return shuffled, InOrder(TaskBatches(given, EVALUATION_BATCH, device=device))
+        workers = config.workers or 0
+        shuffled = TaskBatches(given, config.batch_size, seed=config.seed, device=device, workers=workers)
+        return shuffled, InOrder(TaskBatches(given, EVALUATION_BATCH, device=device, workers=workers))
 
 
 def _check_words(more: Mapping[str, Any], train: Given, optimizer: OptimizerFactory | str) -> None:

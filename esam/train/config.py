@@ -65,6 +65,12 @@ class Config:
     """CPU threads; None: torch's own choice."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
     """On several ranks (torchrun): whole weights on each, or a part of every weight (fully_shard)."""
+    workers: int | None = None
+    """Processes that decode ahead of need; None: 2 for pictures that are too many for memory, else none."""
+    compile: bool = False
+    """Compile the model (torch.compile): faster on GPUs once it has compiled."""
+    checkpointing: bool = False
+    """Keep only what enters each block of the model, and run the block again in backward: less memory, more time."""
 
     notes: tuple[str, ...] = ()
     """Remarks that the report shows."""
@@ -118,6 +124,11 @@ class Config:
             raise ValueError("budget must be more than 0 seconds, got 0")
         if not self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.compile and self.checkpointing:
+            raise ValueError(
+                "compile and checkpointing do not go together: a compiled graph cannot tell when a block "
+                "runs for the second time; leave one of them out"
+            )
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ValueError(
                 f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice"
@@ -153,10 +164,11 @@ _RANGES: dict[str, tuple[float, str]] = {
     "train_size": (1, "1 or more"),
     "size": (1, "1 or more pixels"),
     "threads": (1, "1 or more"),
+    "workers": (0, "0 or more"),
     "seed": (0, "0 or more"),
 }
 """The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
-_APART = ("method", "settings", "notes", "threads", "device", "strategy")
+_APART = ("method", "settings", "notes", "threads", "device", "strategy", "workers", "compile", "checkpointing")
 """What an identity holds in another form, or not at all."""
 
 

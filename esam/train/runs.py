@@ -24,6 +24,7 @@ from .data.share import Part, Share
 from .diary import Diary, Measure
 from .evaluation import PRECISIONS, Batch, Loss, Metric, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
+from .lighter import lighter
 from .loop import Epochs, Schedule, cosine, evaluation_weights, fit, warmed
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
@@ -102,7 +103,7 @@ def configured_parts(config: Config) -> Parts:
     model = prepared_model(config, data, device)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
     steps = config.epochs * len(train) if config.budget is None else None
-    model, whole = spread(model, config.strategy, Ranks.current())
+    model, whole = spread(lighter(model, config), config.strategy, Ranks.current())
     optimizer = build_optimizer(config, model, total_steps=steps)
     loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
     return Parts(data, facts, model, optimizer, train, test, ordered, loss, device, whole)
@@ -257,11 +258,12 @@ def batches_of(
 ) -> tuple[Batches | TaskBatches, InOrder, InOrder]:
     """Return the training batches, the test set in order, and the training set in order."""
     if isinstance(data, Task):
-        where = {"device": device, "memory_format": memory_format}
+        where = {"device": device, "memory_format": memory_format, "workers": config.workers or 0}
         shuffled = TaskBatches(data.train, config.batch_size, seed=config.seed, **where)  # type: ignore[arg-type]
         parts = [TaskBatches(part, EVALUATION_BATCH, **where) for part in (data.test, data.train)]  # type: ignore[arg-type]
         return shuffled, InOrder(parts[0]), InOrder(parts[1])
     common = {"mean": data.mean, "std": data.std, "device": device, "memory_format": memory_format}
+    common |= {} if config.workers is None else {"workers": config.workers}
     train = Batches(data.train, config.batch_size, augment=config.augment, seed=config.seed, **common)  # type: ignore[arg-type]
     test = Batches(data.test, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
     ordered = Batches(data.train, EVALUATION_BATCH, **common)  # type: ignore[arg-type]

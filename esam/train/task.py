@@ -8,13 +8,13 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
 from .data.share import Part, Share
@@ -151,10 +151,12 @@ class TaskBatches:
         seed: int = 0,
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
+        workers: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self.batch_size, self._seed, self._memory_format = batch_size, seed, memory_format
+        self._workers = workers
         self._samples = (samples[0].to(device), samples[1].to(device)) if isinstance(samples, tuple) else samples
         self._device = torch.device(device)
 
@@ -168,11 +170,11 @@ class TaskBatches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the shuffled batches of epoch ``number``."""
-        return map(self._batch, torch.split(self.order(number), self.batch_size))
+        return (part[:2] for part in self._parts(self.order(number), Share()))
 
     def in_order(self) -> Iterator[Batch]:
         """Give every sample once, in stored order."""
-        return map(self._batch, torch.split(torch.arange(sample_count(self._samples)), self.batch_size))
+        return (part[:2] for part in self.parts_in_order(Share()))
 
     def parts(self, number: int, share: Share) -> Iterator[Part]:
         """Give a rank's parts of the batches of epoch ``number``; no other sample is read."""
@@ -183,18 +185,24 @@ class TaskBatches:
         return self._parts(torch.arange(sample_count(self._samples)), share)
 
     def _parts(self, order: Tensor, share: Share) -> Iterator[Part]:
-        for batch in torch.split(order, self.batch_size):
-            rows = share.rows(len(batch))
-            yield Part(*self._batch(batch[rows.slice]), rows.counted, rows.whole)
+        batches = torch.split(order, self.batch_size)
+        owns = [share.rows(len(batch)) for batch in batches]
+        read = self._read([batch[own.slice] for batch, own in zip(batches, owns, strict=True)])
+        for own, (inputs, targets) in zip(owns, read, strict=True):
+            if inputs.dim() == 4:
+                inputs = inputs.contiguous(memory_format=self._memory_format)
+            yield Part(inputs, targets, own.counted, own.whole)
 
-    def _batch(self, rows: Tensor) -> Batch:
+    def _read(self, batches: Sequence[Tensor]) -> Iterator[Batch]:
+        """Give the samples of each batch of rows; a Dataset's are read by worker processes, if there are any."""
         if isinstance(self._samples, tuple):
-            inputs, targets = (part[rows.to(self._device)] for part in self._samples)
-        else:
-            inputs, targets = as_pair(default_collate([self._samples[int(row)] for row in rows]))
-        if inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=self._memory_format)
-        return inputs, targets
+            inputs, targets = self._samples
+            return ((inputs[rows], targets[rows]) for rows in (batch.to(self._device) for batch in batches))
+        samples = self._samples
+        if self._workers == 0:
+            return (as_pair(default_collate([samples[int(row)] for row in rows])) for rows in batches)
+        sampler, generator = [rows.tolist() for rows in batches], generator_for("workers", self._seed)
+        return map(as_pair, DataLoader(samples, batch_sampler=sampler, num_workers=self._workers, generator=generator))
 
 
 class _Part(Dataset[Any]):
