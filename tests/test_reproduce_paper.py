@@ -138,8 +138,8 @@ def test_the_printed_fit_explains_the_printed_savings(case):
             assert abs(100 * predicted(PAPER_FITS[case], layers, beta) - percent) < 1.6, (layers, beta)
 
 
-def test_the_plan_prints_the_commands_for_one_gpu_for_one_machine_and_for_a_cluster(capsys):
-    words = ["table3", "--scale", "paper", "--out", "runs/big", "--shared", "results/a"]
+def test_the_plan_prints_the_commands_for_one_gpu_for_one_machine_and_for_a_cluster(tmp_path, capsys):
+    words = ["table3", "--scale", "paper", "--out", "runs/big", "--shared", str(tmp_path)]
     assert main(["reproduce", *words, "--plan"]) == 0
     told = capsys.readouterr().out.partition("\ncommands\n")[2]
     printed = [shlex.split(line) for line in told.splitlines() if line.startswith("    ")]
