@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
+from esam.bench import scaling_sheets as scaling  # noqa: E402
 from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
 from esam.frontier import tables as frontier_tables  # noqa: E402
@@ -203,6 +204,14 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "beside-recommended": lambda: frontier(lambda found: frontier_tables.beside_sheet(found, "slicesam-fixed")),
     "recommended-speed": recommended_speed,
     "faults": faults,
+    "scaling-exchange": lambda: as_markdown(scaling.exchange_sheet()),
+    "scaling-links": lambda: scaling.links_words(record("speed/parallel.json")),
+    "scaling-fit": lambda: as_markdown(scaling.fit_sheet(record("speed/parallel.json"))),
+    "scaling-memory": lambda: as_markdown(scaling.memory_sheet(record("speed/parallel.json"))),
+    "scaling-resnet50": lambda: as_markdown(scaling.many_sheet(scaling.RESNET50)),
+    "scaling-vit": lambda: as_markdown(scaling.many_sheet(scaling.VIT_LARGE)),
+    "scaling-stragglers": lambda: as_markdown(scaling.straggler_sheet()),
+    "scaling-kept": lambda: as_markdown(scaling.kept_sheet()),
     "frontier-details": lambda: frontier(frontier_details),
 }
 

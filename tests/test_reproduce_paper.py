@@ -1,11 +1,13 @@
 """Are the paper's numbers and settings the paper's, and does each of its networks take steps as the items ask?"""
 
 import dataclasses
+import shlex
 
 import pytest
 import torch
 import torch.nn.functional as F
 
+from esam.cli import main
 from esam.paper.engine.cost import DATA
 from esam.paper.engine.store import needed
 from esam.paper.items import ITEMS, table1, table2, table3, vit
@@ -134,3 +136,15 @@ def test_the_printed_fit_explains_the_printed_savings(case):
     for layers, by_beta in PAPER_SAVINGS[case].items():
         for beta, percent in by_beta.items():
             assert abs(100 * predicted(PAPER_FITS[case], layers, beta) - percent) < 1.6, (layers, beta)
+
+
+def test_the_plan_prints_the_commands_for_one_gpu_for_one_machine_and_for_a_cluster(tmp_path, capsys):
+    words = ["table3", "--scale", "paper", "--out", "runs/big", "--shared", str(tmp_path)]
+    assert main(["reproduce", *words, "--plan"]) == 0
+    told = capsys.readouterr().out.partition("\ncommands\n")[2]
+    printed = [shlex.split(line) for line in told.splitlines() if line.startswith("    ")]
+    asked = ["esam", "reproduce", *words]
+    assert printed[0] == asked
+    assert printed[1] == ["torchrun", "--nproc-per-node", "8", "-m", *asked]
+    assert [command[-3:-2] for command in printed[2:]] == [["ray"], ["ray://HEAD:10001"]]
+    assert main([*printed[0][1:], "--plan"]) == 0  # what is printed can be typed

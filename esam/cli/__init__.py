@@ -63,7 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
             with plain_warnings():
                 return _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
-            sys.stdout.flush()  # here, where a reader that has gone can still be answered
+            if sys.stdout is not None:  # as in a process without a console
+                sys.stdout.flush()  # here, where a reader that has gone can still be answered
     except BrokenPipeError:
         with suppress(OSError, ValueError):  # else the interpreter tries once more when it ends, and complains
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -86,7 +87,12 @@ def _run(arguments: list[str]) -> int:
         return 1
     try:
         module = import_module(f"{__name__}.{COMMANDS[command]}")
-        getattr(module, command)(arguments)
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # of torchrun
+            from .together import on_every_rank
+
+            on_every_rank(command, getattr(module, command), arguments)
+        else:
+            getattr(module, command)(arguments)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "esam":
             raise
@@ -95,7 +101,8 @@ def _run(arguments: list[str]) -> int:
     except BrokenPipeError:
         raise
     except (ValueError, RuntimeError, OSError, ImportError) as error:
-        print(f"esam: {as_typed(str(error))}", file=sys.stderr)
+        rank = f" rank {os.environ['RANK']}:" if int(os.environ.get("RANK", "0")) > 0 else ""
+        print(f"esam:{rank} {as_typed(str(error))}", file=sys.stderr, flush=True)
         return 1
     except KeyboardInterrupt:
         print("esam: interrupted; the same command resumes", file=sys.stderr)

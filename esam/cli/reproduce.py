@@ -47,7 +47,7 @@ class ReproduceOptions:
 def reproduce(arguments: list[str]) -> None:
     """``esam reproduce``: the paper's tables and figures."""
     options = parse("reproduce", ReproduceOptions, arguments)
-    from esam.paper.engine.plan_text import item_list, plan_text
+    from esam.paper.engine.plan_text import commands, item_list, plan_text
     from esam.paper.engine.store import ResultStore
     from esam.paper.items import ITEMS
     from esam.paper.scales import SCALES, as_released
@@ -66,8 +66,15 @@ def reproduce(arguments: list[str]) -> None:
     elif options.plan:
         chosen = list(ITEMS) if options.item == "all" else [options.item]
         print("\n\n".join(plan_text(ITEMS[name], store) for name in chosen))
+        print("", commands(options.item, _given(options)), sep="\n")
     else:
         _make_items(options.item, store, options.jobs, options.format)
+
+
+def _given(options: ReproduceOptions) -> list[str]:
+    """Return the options that say what is made and where it goes, as they are written."""
+    words = ["--scale", options.scale, *(["--as-released"] if options.as_released else []), "--out", str(options.out)]
+    return words + (["--shared", *map(str, options.shared)] if options.shared else [])
 
 
 def _make_items(asked: str, store: ResultStore, jobs: int, form: Form) -> None:

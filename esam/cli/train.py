@@ -53,14 +53,16 @@ def train(arguments: list[str]) -> None:
     from esam.compare.plan import PlannedRun
     from esam.extras import require
     from esam.files import check_folder
+    from esam.train.ranks import Ranks
     from esam.train.trackers import find_tracker
 
     require("safetensors", purpose="keeping the weights")
     check_folder(options.out)
     check([PlannedRun(config, options.out)])
-    trackers = [find_tracker(name, options.out, config) for name in _tracked(options)]
+    first = Ranks.current().first  # on several ranks this one alone tells, and writes
+    trackers = [find_tracker(name, options.out, config) for name in _tracked(options)] if first else []
     try:
-        record = _trained(config, options, trackers, Console())
+        record = _trained(config, options, trackers, Console(), quiet=options.quiet or not first)
     finally:
         for tracker in trackers:
             tracker.end()
@@ -74,13 +76,13 @@ def train(arguments: list[str]) -> None:
     Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any) -> RunRecord:
+def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any, *, quiet: bool) -> RunRecord:
     from esam.train.runs import run, title
     from esam.train.trained import MEASURES
 
     from .progress import shown
 
-    with shown(config, title(config), console, quiet=options.quiet) as view:
+    with shown(config, title(config), console, quiet=quiet) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)

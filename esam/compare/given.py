@@ -17,9 +17,12 @@ from esam.train.config import Config
 from esam.train.evaluation import Loss, Metric
 from esam.train.facts import Facts, data_facts
 from esam.train.inputs import Batch, Inputs, on_device
+from esam.train.lighter import lighter
 from esam.train.loader import SeededLoader
 from esam.train.models import fastest_memory_format
+from esam.train.ranks import Ranks
 from esam.train.runs import EVALUATION_BATCH, InOrder, Parts, build_optimizer, check_choices, chosen_device
+from esam.train.spread import spread
 from esam.train.task import Task, TaskBatches, held_out_task
 from esam.train.trained import IMAGES, objective_sharpness
 
@@ -88,9 +91,10 @@ class Own:
         train, ordered = self._batches(split.train, config, device)
         steps = config.epochs * len(train) if config.budget is None else None
         facts = {**split.facts, "model": _shape_of(model)}
+        model, whole = spread(lighter(model, config), config.strategy, Ranks.current())
         method = build_optimizer(config, model, base=self._base(config, model), total_steps=steps)
         test = self._batches(split.test, config, device)[1]
-        return Parts(split.task, facts, model, method, train, test, ordered, self._loss, device, self._metric)
+        return Parts(split.task, facts, model, method, train, test, ordered, self._loss, device, whole, self._metric)
 
     def sharpness(self, model: nn.Module, data: Any, device: torch.device) -> float:
         """Return R_S over some training samples."""
@@ -134,8 +138,9 @@ class Own:
         if isinstance(given, DataLoader):
             seeded = SeededLoader(given, seed=config.seed)
             return seeded, seeded
-        shuffled = TaskBatches(given, config.batch_size, seed=config.seed, device=device)
-        return shuffled, InOrder(TaskBatches(given, EVALUATION_BATCH, device=device))
+        workers = config.workers or 0
+        shuffled = TaskBatches(given, config.batch_size, seed=config.seed, device=device, workers=workers)
+        return shuffled, InOrder(TaskBatches(given, EVALUATION_BATCH, device=device, workers=workers))
 
 
 def described(base: Optimizer) -> str:

@@ -31,6 +31,13 @@ class Launcher:
     def __call__(self, watch: Callable[[], None] = lambda: None) -> None:
         """Run everything; ``watch`` is called between looks. Raises after the others have ended if a run failed."""
         waiting = [run for run in self.runs if not _ended(run)]
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # of torchrun: its ranks train each run together
+            from esam.train.ranks import Ranks
+
+            from .together import lead
+
+            lead(waiting, Ranks.current(), watch)
+            return
         going: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         failed: list[str] = []
         try:

@@ -19,6 +19,7 @@ from esam.report.words import sentences
 from esam.train.config import Config
 from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
 from esam.train.names import did_you_mean
+from esam.train.ranks import Ranks
 from esam.train.record import RunRecord
 from esam.train.runs import run
 
@@ -39,6 +40,10 @@ TAKEN = [
     "precision",
     "device",
     "threads",
+    "strategy",
+    "workers",
+    "compile",
+    "checkpointing",
     "notes",
 ]
 """Fields of a configuration that mean something for data and a model of Python's own."""
@@ -100,7 +105,9 @@ def compare(
         validation: What the trials are evaluated on, like ``train``; by default a fifth of it that they leave out.
         tell: Called with a line for each epoch; None: silence.
         more: Fields of ``esam.train.Config``: batch_size, evaluate_every, lr, momentum, weight_decay, schedule, budget,
-            precision, device, threads, notes.
+            precision, device, threads, strategy, workers, compile, checkpointing, notes.
+
+    Under torchrun, in a process group of your own, call it on every rank.
     """
     _check_words(more, train, optimizer)
     if not tune and (validation is not None or tuple(tune_over) != ("rho",)):
@@ -123,16 +130,18 @@ def compare(
             for planned in runs
         ]
 
+    ranks = Ranks.current()
     plan(comparison, out)  # refuses before the search what could not be compared after it
     if tune:
         beside = Path(out).with_name(f"{Path(out).name}-tuning")
         comparison, _ = search(comparison, beside, tune, launch, tune_over)
-        if tell is not None:
+        if tell is not None and ranks.first:
             tell(as_text(tried_sheet(comparison.tuned)))
     runs = plan(comparison, out)
-    tell_search(runs)
+    if ranks.first:
+        tell_search(runs)
     records = launch(runs)
-    return Compared(tuple(records), write_report(out))
+    return Compared(tuple(records), ranks.from_first(write_report(out) if ranks.first else Path(out)))
 
 
 def _check_words(more: Mapping[str, Any], train: Given, optimizer: OptimizerFactory | str) -> None:

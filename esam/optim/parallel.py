@@ -65,6 +65,19 @@ class Alone:
         """Return those of the places 0 ... count - 1 that are among ``places`` on any rank."""
         return {n for n, r in enumerate(self._sum([float(n in places) for n in range(count)], self._groups)) if r}
 
+    def gathered(self, rows: Tensor) -> Tensor:
+        """Return the rows of all ranks, joined; a rank may have more than another."""
+        for group in self._groups:
+            counts = torch.zeros(group.size(), dtype=torch.int64, device=self._device)
+            counts[group.rank()] = len(rows)
+            torch.distributed.all_reduce(counts, group=group)
+            most = int(counts.max())
+            padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
+            found = [torch.empty_like(padded) for _ in range(group.size())]
+            torch.distributed.all_gather(found, padded, group=group)
+            rows = torch.cat([one[:count] for one, count in zip(found, counts.tolist(), strict=True)])
+        return rows
+
     def share(self, generator: torch.Generator) -> None:
         """Give every rank the generator of rank 0."""
         for group in self._groups:

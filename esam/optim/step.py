@@ -170,7 +170,7 @@ class SharpnessAware(Wrapper):
             first, scaler = None, _enabled(scaler)
             if step.perturbs:
                 self._close(step, scaler, last=True)
-                if self.whole_gradient and step.perturbs:
+                if self._reads_first and step.perturbs:
                     first = self.parallel.mean(step.first, step.parameters)
             elif not step.synchronised:
                 self._finish_plain(step)
@@ -434,21 +434,25 @@ class SharpnessAware(Wrapper):
         gradients, part = group.batch.take(scale), group.part.take(scale)
         if not gradients and not step.drawn.left_out:
             raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
-        share = self._share(step, last=last)
+        share, exchanged = self._share(step, last=last), parallel.own_eps
         if scaler is not None and not math.isfinite(parallel.norm(list(gradients.values()))):
             share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
-        elif self._overrides("worth") and not self._worth(gradients):
-            step.perturbs = False
-            for n, gradient in parallel.mean(gradients, step.parameters).items():
-                self._set_gradient(step, n, gradient, scale)
-            return
-        if self.whole_gradient:
+        if self._overrides("worth"):  # which every rank asks, whatever overflowed where
+            if not exchanged:  # one eps for all, and one norm to judge by: that of the mean
+                gradients, exchanged = parallel.mean(gradients, step.parameters), True
+            if not self._worth(gradients):
+                step.perturbs = False
+                found = parallel.mean(gradients, step.parameters) if parallel.own_eps else gradients
+                for n, gradient in found.items():
+                    self._set_gradient(step, n, gradient, scale)
+                return
+        if self._reads_first:
             step.first = added(step.first, gradients, share)
         if last:
             for n, remainder in self.remainder(gradients, part).items():
                 self._set_gradient(step, n, remainder, scale)
         source = part if group.part.samples else gradients
-        reached, eps = self._eps(step, source if parallel.own_eps else parallel.mean(source, step.parameters))
+        reached, eps = self._eps(step, source if exchanged else parallel.mean(source, step.parameters))
         del gradients, part, source
         weights = parallel.local(reached.weights)
         with perturbed(weights, eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
@@ -547,6 +551,11 @@ class SharpnessAware(Wrapper):
     def sign(self) -> int:
         """Turns losses into what is descended: -1 where the base maximises them."""
         return -1 if all(group.get("maximize") for group in self.param_groups) else 1
+
+    @property
+    def _reads_first(self) -> bool:
+        """Whether ``combine`` looks at the first gradient; else it is neither kept nor exchanged."""
+        return self.whole_gradient and self._overrides("combine")
 
     def _overrides(self, part: str) -> bool:
         return getattr(type(self), part) is not getattr(SharpnessAware, part)

@@ -1,8 +1,8 @@
 """How does a batch of images vary from one epoch to the next?
 
-Every augmentation takes a raw batch ``(N, C, H, W)``, a function that normalises it, and a generator; it gives the
-normalised float32 batch. Where normalising happens is part of the recipe: padding is black, so it comes before;
-a cut-out square is the mean, so it comes after.
+Every augmentation takes a raw batch ``(N, C, H, W)``, a function that normalises it, a generator, and maybe which rows
+of a larger batch these are, whose draws they get; it gives the normalised float32 batch. Where normalising happens is
+part of the recipe: padding is black, so it comes before; a cut-out square is the mean, so it comes after.
 
 Drawing (``draw_*``, on the CPU, so that every device sees the same draws) is apart from applying (``shifted``,
 ``flipped``, ``erased``, ``resized_crops``, on the batch's own device), and nothing loops over samples. Batches that are
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -20,8 +21,11 @@ from torch.nn import functional
 
 from esam.train.names import did_you_mean
 
+if TYPE_CHECKING:
+    from esam.train.data.share import Rows
+
 Normaliser = Callable[[Tensor], Tensor]
-Augmentation = Callable[[Tensor, Normaliser, torch.Generator], Tensor]
+Augmentation = Callable[[Tensor, Normaliser, torch.Generator, "Rows | None"], Tensor]
 
 FLIP_PROBABILITY = 0.5
 BOX_AREA = (0.08, 1.0)  # Szegedy et al. 2015, "Going deeper with convolutions", section 6
@@ -29,38 +33,38 @@ BOX_ASPECT = (3 / 4, 4 / 3)
 BOX_ATTEMPTS = 10
 
 
-def none(images: Tensor, normalise: Normaliser, generator: torch.Generator) -> Tensor:
+def none(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Give the images as they are, normalised."""
     return normalise(images)
 
 
-def shift(images: Tensor, normalise: Normaliser, generator: torch.Generator) -> Tensor:
+def shift(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Pad with black, crop at random; for pictures whose mirror image means something else, such as digits."""
     pad = pad_of(images)
-    top, left = draw_shifts(len(images), pad, generator)
-    return normalise(shifted(images, top, left, pad))
+    top, left = draw_shifts(_count(images, among), pad, generator)
+    return normalise(shifted(images, _own(top, among), _own(left, among), pad))
 
 
-def basic(images: Tensor, normalise: Normaliser, generator: torch.Generator) -> Tensor:
+def basic(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Mirror every other image at random, then pad with black and crop at random."""
-    flips = draw_flips(len(images), generator)
-    return shift(flipped(images, flips), normalise, generator)
+    flips = draw_flips(_count(images, among), generator)
+    return shift(flipped(images, _own(flips, among)), normalise, generator, among)
 
 
-def cutout(images: Tensor, normalise: Normaliser, generator: torch.Generator) -> Tensor:
+def cutout(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Do as ``basic``, then blank one square of half the image's side (16 of 32) with the mean colour."""
     height, width = images.shape[2:]
-    varied = basic(images, normalise, generator)
-    centre_y, centre_x = draw_centres(len(images), height, width, generator)
-    return erased(varied, centre_y, centre_x, min(height, width) // 2)
+    varied = basic(images, normalise, generator, among)
+    centre_y, centre_x = draw_centres(_count(images, among), height, width, generator)
+    return erased(varied, _own(centre_y, among), _own(centre_x, among), min(height, width) // 2)
 
 
-def inception(images: Tensor, normalise: Normaliser, generator: torch.Generator) -> Tensor:
+def inception(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Enlarge a random box of 8 to 100 % of the area, aspect 3/4 to 4/3, to the whole image; mirror at random."""
     height, width = images.shape[2:]
-    boxes = draw_boxes(len(images), height, width, generator)
-    flips = draw_flips(len(images), generator)
-    return normalise(resized_crops(images, boxes, flips))
+    boxes = draw_boxes(_count(images, among), height, width, generator)
+    flips = draw_flips(_count(images, among), generator)
+    return normalise(resized_crops(images, _own(boxes, among), _own(flips, among)))
 
 
 def inception_crop(generator: torch.Generator) -> Callable[[int, int], tuple[tuple[float, float, float, float], bool]]:
@@ -184,6 +188,16 @@ def resized_crops(images: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
     y = box_height / height * _pixel_centres(height, images.device) + (2 * top + box_height) / height - 1
     grid = torch.stack([x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], dim=3)
     return functional.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def _count(images: Tensor, among: Rows | None) -> int:
+    """Give how many images draws are made for."""
+    return len(images) if among is None else among.whole
+
+
+def _own(draws: Tensor, among: Rows | None) -> Tensor:
+    """Give the draws of these images out of those of the whole batch."""
+    return draws if among is None else draws[among.slice]
 
 
 def _channels_inside(images: Tensor) -> Tensor:

@@ -63,6 +63,14 @@ class Config:
     device: str = "auto"
     threads: int | None = None
     """CPU threads; None: torch's own choice."""
+    strategy: Literal["ddp", "fsdp"] = "ddp"
+    """On several ranks (torchrun): whole weights on each, or a part of every weight (fully_shard)."""
+    workers: int | None = None
+    """Processes that decode ahead of need; None: 2 for pictures that are too many for memory, else none."""
+    compile: bool = False
+    """Compile the model (torch.compile): faster on GPUs once it has compiled."""
+    checkpointing: bool = False
+    """Keep only what enters each block of the model, and run the block again in backward: less memory, more time."""
 
     notes: tuple[str, ...] = ()
     """Remarks that the report shows."""
@@ -81,7 +89,7 @@ class Config:
         """Return what the run is known by: two configurations with the same identity are the same run.
 
         Settings of the training that are at their defaults are left out, so that a new one changes no old run; those of
-        the method are all in it, by the values that take effect. Remarks, a search, threads and device do not count.
+        the method are all in it, by the values that take effect. Remarks, a search and what it runs on do not count.
         """
         row = find_method(self.method)
         fresh = Config().as_json()
@@ -128,6 +136,11 @@ class Config:
             told.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
         if 1 <= self.momentum < math.inf:
             told.append(f"momentum must be in [0, 1), got {self.momentum}")
+        if self.compile and self.checkpointing:
+            told.append(
+                "compile and checkpointing do not go together: a compiled graph cannot tell when a block "
+                "runs for the second time; leave one of them out"
+            )
         if self.threads is not None and self.threads > MOST_THREADS:
             told.append(f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice")
         if not 0 <= self.label_noise <= 1:
@@ -160,10 +173,22 @@ _RANGES: dict[str, tuple[float, str]] = {
     "train_size": (1, "1 or more"),
     "size": (1, "1 or more pixels"),
     "threads": (1, "1 or more"),
+    "workers": (0, "0 or more"),
     "seed": (0, "0 or more"),
 }
 """The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
-_APART = ("method", "settings", "notes", "tuned", "threads", "device")
+_APART = (
+    "method",
+    "settings",
+    "notes",
+    "tuned",
+    "threads",
+    "device",
+    "strategy",
+    "workers",
+    "compile",
+    "checkpointing",
+)
 """What an identity holds in another form, or not at all."""
 
 

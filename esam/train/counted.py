@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
+from .data.share import Part, Share
 from .inputs import Batch
 from .loop import Epochs
 
+T = TypeVar("T")
 Tell = Callable[[int, int, int], None]
 """(epoch from 1, batch from 0, batches of an epoch); called before each batch."""
 
@@ -27,6 +29,15 @@ class Counted:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the batches of epoch ``number``."""
-        for position, batch in enumerate(self._batches.epoch(number)):
+        return self._told(number, self._batches.epoch(number))
+
+    def parts(self, number: int, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``."""
+        batches: Any = self._batches
+        whole = not hasattr(batches, "parts")
+        return self._told(number, share.parts(batches.epoch(number)) if whole else batches.parts(number, share))
+
+    def _told(self, number: int, taken: Iterator[T]) -> Iterator[T]:
+        for position, one in enumerate(taken):
             self._tell(number, position, len(self))
-            yield batch
+            yield one

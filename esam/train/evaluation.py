@@ -10,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .inputs import Batch, as_pair, on_device, outputs_of
+from .data.share import Part
+from .inputs import Batch, on_device, outputs_of, unwrapped
+from .ranks import Ranks
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -40,25 +42,32 @@ def evaluate(
     *,
     precision: str = "float32",
     metric: Metric | None = None,
+    ranks: Ranks | None = None,
 ) -> dict[str, float]:
     """Return test loss, accuracy where the targets are classes, and the mean of the metric where one is given.
 
-    In eval mode; the model's modes and the random stream come back as they were.
+    In eval mode; the model's modes and the random stream come back as they were. Several ``ranks`` take a part of each
+    batch and add up what they counted: no sample counts twice, and the figures are the same on all of them.
     """
+    ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
-    total, measured, correct, count, labels = 0.0, 0.0, 0, 0, 0
+    total, measured, correct, count, labels = 0.0, 0.0, 0.0, 0.0, 0.0
     with _looking_at(model):
-        for x, y in map(as_pair, batches):
-            x, y = on_device(x, device), y.to(device)
+        for part in parts_of(batches, ranks):
+            x, y = on_device(part.x, device), part.y.to(device)
             with autocast(device, precision):
-                outputs = outputs_of(model, x)
-                total += float(loss(outputs, y).sum())
+                outputs = outputs_of(model, x)  # even where nothing counts: the others may wait for this rank's shards
+                if part.counted:
+                    total += float(loss(outputs, y).sum())
+            if part.counted == 0:
+                continue
             if _are_classes(outputs, y):
                 correct += int((outputs.argmax(1) == y).sum())
                 labels += y.numel()
             if metric is not None:
                 measured += float(_each(metric(outputs, y), len(y)).sum())
             count += len(y)
+    total, measured, correct, count, labels = ranks.sum([total, measured, correct, count, labels])
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
     accuracy = {"test_accuracy": correct / labels} if labels else {}
@@ -67,24 +76,40 @@ def evaluate(
 
 @torch.no_grad()
 def class_accuracy(
-    model: nn.Module, batches: Iterable[Batch], *, precision: str = "float32"
+    model: nn.Module, batches: Iterable[Batch], *, precision: str = "float32", ranks: Ranks | None = None
 ) -> list[float | None] | None:
-    """Return the accuracy on the samples of each class, None for a class without any.
+    """Return the accuracy on the samples of each class, None for a class without any; over all ``ranks``.
 
     None in all where a sample has no one class, or there are more than ``MOST_CLASSES``.
     """
+    ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
-    right, of = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long)
+    right, of, without = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), 0
     with _looking_at(model):
-        for x, y in map(as_pair, batches):
+        for part in parts_of(batches, ranks):
             with autocast(device, precision):
-                outputs = outputs_of(model, on_device(x, device)).cpu()
-            y = y.cpu()
+                outputs = outputs_of(model, on_device(part.x, device)).cpu()
+            y = part.y.cpu()
             if y.dim() != 1 or not _are_classes(outputs, y) or outputs.shape[1] > MOST_CLASSES or int(y.min()) < 0:
-                return None
-            hits, seen = (each.bincount(minlength=outputs.shape[1]) for each in (y[outputs.argmax(1) == y], y))
+                without += 1
+                if not ranks.several:  # where there are others, they may wait for this rank's shards
+                    break
+                continue
+            y, chosen = y[: part.counted], outputs.argmax(1)[: part.counted]
+            hits, seen = (each.bincount(minlength=outputs.shape[1]) for each in (y[chosen == y], y))
             right, of = (hits, seen) if not len(of) else (right + hits, of + seen)
-    return [hits / seen if seen else None for hits, seen in zip(right.tolist(), of.tolist(), strict=True)] or None
+    if any(ranks.sum([without])):
+        return None
+    right_in_all, of_all = (ranks.sum(each.tolist()) for each in (right, of))
+    return [hits / seen if seen else None for hits, seen in zip(right_in_all, of_all, strict=True)] or None
+
+
+def parts_of(batches: Iterable[Batch], ranks: Ranks) -> Iterator[Part]:
+    """Give this rank's part of each batch; batches that know how to be cut read nothing else."""
+    if ranks.several and hasattr(batches, "parts_in_order"):
+        yield from batches.parts_in_order(ranks.share)
+    else:
+        yield from ranks.share.parts(batches)
 
 
 @contextmanager

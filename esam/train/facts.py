@@ -12,7 +12,8 @@ from torch import Tensor
 from .data.splits import Data, Split, StreamedSplit
 from .evaluation import MOST_CLASSES
 from .inputs import as_pair
-from .task import Samples, Task, sample_count
+from .samples import Samples, sample_count
+from .task import Task
 
 LOOKED_AT = 256
 """Rows of a user's own Dataset that stand for all of it, evenly spread; tensors count whole."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from esam.optim import take
 
@@ -55,6 +56,11 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> Any:
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
 
 
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DistributedDataParallel: a forward of it exchanges nothing."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
 class Called(nn.Module):
     """A model that is called with the inputs of a batch, whatever they are."""
 
@@ -70,5 +76,5 @@ class Called(nn.Module):
 def _by_name(model: nn.Module, inputs: Inputs) -> bool:
     if not isinstance(inputs, Mapping):
         return False
-    named = inspect.signature(model.forward).parameters
+    named = inspect.signature(unwrapped(model).forward).parameters
     return any(name in named for name in inputs)

@@ -18,10 +18,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint
+from .data.share import Part
 from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
-from .inputs import Batch, Inputs, as_pair, on_device, outputs_of, rows_of
+from .inputs import Batch, Inputs, on_device, outputs_of, rows_of
 from .names import did_you_mean
+from .ranks import Ranks
 from .resume import Progress, Resumable
+from .spread import share_buffers
 
 Schedule = Callable[[float], float]
 
@@ -77,6 +80,7 @@ def fit(
     checkpoint: Checkpoint | None = None,
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     metric: Metric | None = None,
+    ranks: Ranks | None = None,
 ) -> Progress:
     """Train, and return how far it came: to the end, or to an epoch whose loss was not finite (``diverged``).
 
@@ -97,7 +101,10 @@ def fit(
             torch's random numbers and a DataLoader's own generator continue.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
         metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
+        ranks: Those that train together; ``model`` is then in DistributedDataParallel or sharded, and ``train`` gives
+            the same batches on every rank, which takes its part of each. Rank 0 writes.
     """
+    ranks = ranks or Ranks()
     if epochs < 0 or (budget is not None and not 0 < budget < math.inf):
         raise ValueError(f"epochs must be >= 0 and budget None or > 0 seconds, got {epochs} and {budget}")
     if evaluate_every < 1:
@@ -115,17 +122,19 @@ def fit(
     stepper = optimizer if isinstance(optimizer, SharpnessAware) else Base(optimizer, model)
     for group in stepper.param_groups:
         group.setdefault("initial_lr", group["lr"])
-    resumable = Resumable({"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}, train, device)
-    progress = Progress() if checkpoint is None else resumable.load(checkpoint)
-    pace = _Pace(schedule if callable(schedule) else None, epochs, budget)
+    states = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
+    resumable = Resumable(states, train, device, ranks)
+    progress = resumable.load(checkpoint)
+    pace = _Pace(schedule if callable(schedule) else None, epochs, budget, ranks)
     while not (progress.diverged or pace.over(progress)):
         metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler)
+        share_buffers(model, ranks)
         if isinstance(schedule, LRScheduler):
             schedule.step()
         ends = progress.diverged or pace.over(progress)
         if test is not None and (ends or progress.epoch % evaluate_every == 0):
             with evaluation_weights(stepper):
-                metrics |= evaluate(model, test, loss, precision=precision, metric=metric)
+                metrics |= evaluate(model, test, loss, precision=precision, metric=metric, ranks=ranks)
             progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
         if on_epoch is not None:
             on_epoch(metrics)
@@ -136,11 +145,16 @@ def fit(
 
 @dataclass(frozen=True)
 class _Pace:
-    """How long a run is, in epochs or in seconds, and the learning rate along the way."""
+    """How long a run is, in epochs or in seconds, and the learning rate along the way; alike on every rank."""
 
     schedule: Schedule | None
     epochs: int
     budget: float | None
+    ranks: Ranks
+
+    def clock(self, seconds: float) -> float:
+        """Return the time that counts: rank 0's, where anything depends on it."""
+        return seconds if self.budget is None else self.ranks.from_first(seconds)
 
     def over(self, progress: Progress) -> bool:
         """Tell whether the run has come to its end."""
@@ -169,8 +183,8 @@ def _train_epoch(
     scaler: GradScaler | None,
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
-    device = next(model.parameters()).device
-    batches = train.epoch(progress.epoch + 1) if isinstance(train, Epochs) else map(as_pair, train)
+    device, ranks = next(model.parameters()).device, pace.ranks
+    parts = _parts(train, progress.epoch + 1, ranks)
     steps = _length(train)
     trajectory, rows = _trajectory(optimizer, train, progress.epoch + 1)
     model.train()
@@ -178,15 +192,17 @@ def _train_epoch(
     losses: list[Tensor] = []
     sizes: list[int] = []
     samples = {"forward": 0, "backward": 0}
-    for number, (x, y) in enumerate(batches):
-        seconds = progress.seconds + time.perf_counter() - started
+    for number, part in enumerate(parts):
+        seconds = pace.clock(progress.seconds + time.perf_counter() - started)
         if pace.spent(seconds):
             break
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
-        x, y = on_device(x, device), y.to(device)
-        seen = rows[sum(sizes) :][: len(y)]
+        x, y, weight = on_device(part.x, device), part.y.to(device), ranks.share.weight(part)
+        seen = rows[sum(sizes) :][: part.whole][ranks.share.rows(part.whole).slice]
 
-        def closure(keep: slice | Tensor, x: Inputs = x, y: Tensor = y, seen: Tensor = seen) -> Tensor:
+        def closure(
+            keep: slice | Tensor, x: Inputs = x, y: Tensor = y, seen: Tensor = seen, weight: float = weight
+        ) -> Tensor:
             whole = isinstance(keep, slice)
             targets = y if whole else y[keep]
             samples["forward"] += len(targets)
@@ -194,7 +210,8 @@ def _train_epoch(
             with autocast(device, precision):
                 outputs = outputs_of(model, x if whole else rows_of(x, keep))
                 own = loss(outputs, targets)
-                return own if trajectory is None else own + trajectory(outputs, seen[keep])
+                own = own if trajectory is None else own + trajectory(outputs, seen[keep])
+                return own if weight == 1 else weight * own  # ranks' parts may differ by a sample
 
         if optimizer.reads_losses and len(seen) == len(y):  # a ranking that keeps the same samples is told of
             optimizer.watch.samples(seen)
@@ -203,7 +220,7 @@ def _train_epoch(
         losses.append(at_theta)
         if scaler is not None:
             scaler.update()
-        sizes.append(len(y))
+        sizes.append(part.whole)
     else:
         if not sizes:
             raise ValueError(
@@ -211,19 +228,20 @@ def _train_epoch(
                 "something that starts anew each epoch, such as a list or a DataLoader"
             )
     images = sum(sizes)
-    values = torch.stack(losses).tolist() if losses else []
+    values = [total / ranks.count for total in ranks.sum(torch.stack(losses).tolist())] if losses else []
     mean = sum(value * size for value, size in zip(values, sizes, strict=True)) / images if images else math.nan
     finite = [math.isfinite(value) for value in values]
     # a GradScaler finds its scale by overflowing now and then, and skips those steps
     progress.diverged = bool(values) and not (all(finite) if scaler is None else any(finite))
     share = len(sizes) / steps if steps else 1.0  # below 1 where the budget ended the epoch
-    seconds = time.perf_counter() - started
+    seconds = ranks.from_first(time.perf_counter() - started)
+    forwards, backwards, cpu_seconds = ranks.sum([*samples.values(), time.process_time() - cpu_started])
     progress.epoch += 1
     progress.seconds += seconds
-    progress.cpu_seconds += time.process_time() - cpu_started
+    progress.cpu_seconds += cpu_seconds
     progress.images += images
-    progress.forwards += share * samples["forward"] / max(images, 1)
-    progress.backwards += share * samples["backward"] / max(images, 1)
+    progress.forwards += share * forwards / max(images, 1)
+    progress.backwards += share * backwards / max(images, 1)
     return {
         "epoch": progress.epoch,
         "lr": optimizer.param_groups[0]["lr"],
@@ -233,7 +251,16 @@ def _train_epoch(
         "images": images,
         "forwards": progress.forwards,
         "backwards": progress.backwards,
+        **({"ranks": ranks.count} if ranks.several else {}),
     }
+
+
+def _parts(train: Epochs | Iterable[Batch], number: int, ranks: Ranks) -> Iterator[Part]:
+    """Give this rank's part of each batch; batches that know how to be cut read nothing else."""
+    if ranks.several and hasattr(train, "parts"):
+        found: Iterator[Part] = train.parts(number, ranks.share)
+        return found
+    return ranks.share.parts(train.epoch(number) if isinstance(train, Epochs) else train)
 
 
 def _trajectory(

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from esam.files import folder_lock
 
 from .checkpoint import Checkpoint, run_state
 from .config import Config
 from .facts import Facts, changed_data
+from .ranks import Ranks
 from .record import RecordWriter, RunRecord, read_record
+
+
+@contextmanager
+def own_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
+    """Keep other runs out of the folder; the ranks of this one write through rank 0."""
+    if not ranks.first:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with folder_lock(folder):
+        yield
 
 
 def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:

@@ -8,6 +8,9 @@ from typing import Any
 import torch
 
 from .checkpoint import Checkpoint, State, run_state
+from .data.draws import generator_for
+from .ranks import Ranks
+from .spread import load_whole_state, whole_state
 
 
 @dataclass
@@ -17,7 +20,7 @@ class Progress:
     epoch: int = 0
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Processor time of this process: steadier than the clock where the machine is shared."""
+    """Processor time, of all ranks: steadier than the clock where the machine is shared."""
     images: int = 0
     forwards: float = 0.0
     """Forward passes, in passes over the training data."""
@@ -31,28 +34,38 @@ class Progress:
 class Resumable:
     """The parts of a run that have a state: model, optimizer, scaler, scheduler, and its random streams."""
 
-    def __init__(self, parts: dict[str, Any], loader: object, device: torch.device) -> None:
+    def __init__(self, parts: dict[str, Any], loader: object, device: torch.device, ranks: Ranks) -> None:
         self.parts = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
-        self.device = device
+        self.device, self.ranks = device, ranks
         # a DataLoader and its sampler may draw from generators of their own instead of the global one
         owners = (loader, getattr(loader, "sampler", None))
         found = [getattr(owner, "generator", None) for owner in owners]
         self.generators = [generator for generator in found if isinstance(generator, torch.Generator)]
 
     def save(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Write everything that going on bit for bit needs."""
+        """Write everything that going on bit for bit needs: one file, whatever the number of ranks and shards."""
         random: dict[str, Any] = {"cpu": torch.get_rng_state(), "loader": [g.get_state() for g in self.generators]}
         if self.device.type != "cpu":
             random["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
-        states = {name: part.state_dict() for name, part in self.parts.items()}
-        checkpoint.save({**states, "progress": asdict(progress), "random": random})
+        of_ranks = self.ranks.all_of(random)
+        first = self.ranks.first
+        states = {name: whole_state(part, keep=first) for name, part in self.parts.items()}
+        if first:
+            others = {"random_of_ranks": of_ranks} if self.ranks.several else {}
+            checkpoint.save({**states, "progress": asdict(progress), "random": random, **others})
 
-    def load(self, checkpoint: Checkpoint) -> Progress:
-        """Take everything back and return how far the run had come; a fresh start if nothing was saved."""
-        state = checkpoint.load(self.device)
-        if state is None:
+    def load(self, checkpoint: Checkpoint | None) -> Progress:
+        """Take everything back and return how far the run had come; a fresh start if nothing was saved.
+
+        Rank 0 reads, and tells the others.
+        """
+        reads = checkpoint is not None and self.ranks.first
+        state = self.ranks.state_from_first(checkpoint.load(self.device) if checkpoint and reads else None)
+        if state is None or checkpoint is None:
+            self._draw_apart(0)
             return Progress()
-        checkpoint.set_damaged_aside()
+        if reads:
+            checkpoint.set_damaged_aside()
         for name in self.parts:
             if name not in state:
                 raise ValueError(
@@ -72,11 +85,22 @@ class Resumable:
     def _taken_back(self, state: State) -> Progress:
         progress = Progress(**state["progress"])
         for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        random = state["random"]
+            load_whole_state(part, state[name])
+        of_ranks = state.get("random_of_ranks", [state["random"]])
+        if self.ranks.rank < len(of_ranks):
+            self._set_random(of_ranks[self.ranks.rank])
+        else:
+            self._draw_apart(progress.epoch)
+        return progress
+
+    def _set_random(self, random: dict[str, Any]) -> None:
         torch.set_rng_state(random["cpu"].cpu())
         if self.device.type != "cpu":
             torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
         for generator, value in zip(self.generators, random.get("loader", []), strict=False):
             generator.set_state(value.cpu())
-        return progress
+
+    def _draw_apart(self, epoch: int) -> None:
+        """Give a rank but the first a random stream of its own: dropout must not drop the same on each."""
+        if self.ranks.rank:
+            torch.manual_seed(generator_for("rank", torch.initial_seed(), epoch, self.ranks.rank).initial_seed())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,30 +13,32 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from esam.files import folder_lock
 from esam.optim import SharpnessAware
 
 from .augment import find_augmentation
 from .checkpoint import Checkpoint
 from .config import Config, find_method
 from .data import Batches, Data, load_data
+from .data.share import Part, Share
+from .diary import Diary, Measure
 from .evaluation import PRECISIONS, Loss, Metric, class_accuracy, evaluate, per_sample_cross_entropy
 from .facts import Facts, data_facts
 from .inputs import Batch
+from .lighter import lighter
 from .loop import Epochs, Schedule, cosine, evaluation_weights, fit, warmed
 from .models import build_model, fastest_memory_format
 from .names import did_you_mean
-from .outcome import divergence, first_line, results
-from .place import ended_record, open_record
+from .outcome import first_line
+from .place import ended_record, own_folder
+from .ranks import Ranks, local_rank
 from .record import RECORD_NAME, RunRecord, read_record
+from .spread import STRATEGIES, Whole, spread
 from .task import Task, TaskBatches, class_count, image_shape, is_factory, load_task, make_model
-from .weights import WeightsKeeper
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
 EVALUATION_BATCH = 500
 
-Measure = Callable[[nn.Module, Any, torch.device], Any]
 Observe = Callable[[int, nn.Module, Any], None]
 
 
@@ -87,6 +89,8 @@ class Parts:
     """The training data once, in order: what is fitted is told by them."""
     loss: Loss
     device: torch.device
+    whole: Whole
+    """Gives the model as one process has it."""
     metric: Metric | None = None
 
 
@@ -99,9 +103,10 @@ def configured_parts(config: Config) -> Parts:
     model = prepared_model(config, data, device)
     train, test, ordered = batches_of(config, data, device, fastest_memory_format(model))
     steps = config.epochs * len(train) if config.budget is None else None
+    model, whole = spread(lighter(model, config), config.strategy, Ranks.current())
     optimizer = build_optimizer(config, model, total_steps=steps)
     loss: Loss = data.loss if isinstance(data, Task) else per_sample_cross_entropy
-    return Parts(data, facts, model, optimizer, train, test, ordered, loss, device)
+    return Parts(data, facts, model, optimizer, train, test, ordered, loss, device, whole)
 
 
 def run(
@@ -125,39 +130,43 @@ def run(
     data; it must leave the model and the random stream as they are. ``keep_weights`` keeps the best and the last
     weights in files of their own, as ``esam.load_run`` reads them. ``parts`` makes what is trained.
     """
-    folder, config = Path(folder), config.check()
+    folder, config, ranks = Path(folder), config.check(), Ranks.current()
     path = folder / RECORD_NAME
     if config.threads:
         torch.set_num_threads(config.threads)
     made = parts(config)
-    model, optimizer = made.model, made.optimizer
-    if (ended := ended_record(path, config, made.facts)) is not None:
-        return ended
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder_lock(folder):
-        if (ended := ended_record(path, config, made.facts)) is not None:  # by another process, meanwhile
-            return ended
-        checkpoint = Checkpoint(folder)
-        first = first_line(config, made.optimizer, made.facts, made.device)
-        writer = open_record(path, config, checkpoint, first)
-        so_far = read_record(path)
-        last: dict[str, Any] = dict(so_far.epochs[-1]) if so_far.epochs else {}
-        keeper = WeightsKeeper(so_far) if keep_weights else None
+
+    def ended() -> RunRecord | None:
+        return ranks.from_first(ended_record(path, config, made.facts) if ranks.first else None)
+
+    if (record := ended()) is not None:
+        return record
+    with own_folder(folder, ranks):
+        if (record := ended()) is not None:  # by another process, meanwhile
+            return record
+        checkpoint, diary = Checkpoint(folder), None
+        if ranks.first:
+            first = first_line(config, made.optimizer, made.facts, made.device)
+            diary = Diary(path, config, checkpoint, first, keep_weights=keep_weights)
 
         def on_epoch(metrics: dict[str, Any]) -> None:
-            writer.epoch(**metrics)
-            last.update(metrics)
-            if keeper is not None:
-                with evaluation_weights(optimizer):
-                    keeper.epoch(metrics, model)
-            if watch is not None:
+            if diary is not None:
+                diary.epoch(metrics)
+            if keep_weights:
+                with evaluation_weights(made.optimizer):
+                    best = made.whole()
+                    if diary is not None:
+                        diary.keep(metrics, best)
+            if watch is not None and ranks.first:
                 watch(metrics)
             if observe is not None:
-                observe(metrics["epoch"], model, made.data)
+                model = made.whole()
+                if ranks.first:
+                    observe(metrics["epoch"], model, made.data)
 
         progress = fit(
-            model,
-            optimizer,
+            made.model,
+            made.optimizer,
             made.train,
             made.test,
             epochs=config.epochs if config.budget is None else sys.maxsize,
@@ -169,19 +178,20 @@ def run(
             evaluate_every=config.evaluate_every,
             checkpoint=checkpoint,
             on_epoch=on_epoch,
+            ranks=ranks,
         )
-        with evaluation_weights(optimizer):
-            trained = evaluate(model, made.ordered, made.loss, precision=config.precision)
-            diverged = progress.diverged or not math.isfinite(trained["test_loss"])
-            asked = {} if diverged else measures or {}
-            if keeper is not None and not diverged:
-                keeper.end(last, model)
-            taken = {name: measure(model, made.data, made.device) for name, measure in asked.items()}
-            if not diverged:
-                taken["class_accuracy"] = class_accuracy(model, made.test, precision=config.precision)
-        how = {"status": "diverged", "error": divergence(config, progress)} if diverged else {}
-        writer.end(**how, **results(progress, last, trained, made.device), **taken)
-        return read_record(path)
+        with evaluation_weights(made.optimizer):
+            trained = evaluate(made.model, made.ordered, made.loss, precision=config.precision, ranks=ranks)
+            progress.diverged |= not math.isfinite(trained["test_loss"])
+            classes: list[float | None] | None = None
+            if not progress.diverged:
+                classes = class_accuracy(made.model, made.test, precision=config.precision, ranks=ranks)
+            model = made.whole()
+            if diary is not None:
+                diary.end(progress, trained, classes, model, made.data, made.device, measures or {})
+        over = ranks.from_first(read_record(path) if ranks.first else None)
+        assert over is not None, "rank 0 has read it"
+        return over
 
 
 def configured_data(config: Config) -> Data:
@@ -238,17 +248,22 @@ class InOrder:
     def __iter__(self) -> Any:
         return self._batches.in_order()
 
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches."""
+        return self._batches.parts_in_order(share)
+
 
 def batches_of(
     config: Config, data: Data | Task, device: torch.device, memory_format: torch.memory_format
 ) -> tuple[Batches | TaskBatches, InOrder, InOrder]:
     """Return the training batches, the test set in order, and the training set in order."""
     if isinstance(data, Task):
-        where = {"device": device, "memory_format": memory_format}
+        where = {"device": device, "memory_format": memory_format, "workers": config.workers or 0}
         shuffled = TaskBatches(data.train, config.batch_size, seed=config.seed, **where)  # type: ignore[arg-type]
         parts = [TaskBatches(part, EVALUATION_BATCH, **where) for part in (data.test, data.train)]  # type: ignore[arg-type]
         return shuffled, InOrder(parts[0]), InOrder(parts[1])
     common = {"mean": data.mean, "std": data.std, "device": device, "memory_format": memory_format}
+    common |= {} if config.workers is None else {"workers": config.workers}
     train = Batches(data.train, config.batch_size, augment=config.augment, seed=config.seed, **common)  # type: ignore[arg-type]
     test = Batches(data.test, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
     ordered = Batches(data.train, EVALUATION_BATCH, **common)  # type: ignore[arg-type]
@@ -256,7 +271,9 @@ def batches_of(
 
 
 def chosen_device(name: str) -> torch.device:
-    """Return the device of that name; ``auto``: an accelerator if there is one."""
+    """Return the device of that name; ``auto``: an accelerator if there is one, for each of several ranks its own."""
+    if name in ("auto", "cuda") and torch.cuda.is_available() and Ranks.current().several:
+        return torch.device("cuda", local_rank())
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -270,6 +287,7 @@ def check_choices(config: Config) -> None:
     _check_choice("optimizer", config.optimizer, BASE_TITLES)
     _check_choice("schedule", config.schedule, SCHEDULES)
     _check_choice("precision", config.precision, PRECISIONS)
+    _check_choice("strategy", config.strategy, STRATEGIES)
     find_augmentation(config.augment)
 
 

@@ -9,24 +9,23 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
+from .data.share import Part, Share
 from .evaluation import Loss, per_sample_cross_entropy
-from .inputs import Batch, Inputs, as_pair, on_device, rows_of
+from .inputs import Batch, as_pair, on_device, rows_of
 from .names import did_you_mean
+from .samples import Samples, SomeRows, check_samples, class_labels, row_of, sample_count, taken_rows
 
 FACTORY = re.compile(r"[\w.-]+:[\w.]*")
-
-Samples = tuple[Inputs, Tensor] | Dataset[Any]
-"""Inputs (a tensor, or tensors by name) and targets, row by row; or a map-style Dataset of such pairs."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,7 @@ class Task:
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
-            _check_samples(name, getattr(self, name))
+            check_samples(name, getattr(self, name))
 
 
 def is_factory(name: str) -> bool:
@@ -109,14 +108,14 @@ def load_task(
     if train_size is None and label_noise == 0:
         return task
     samples = task.train
-    labels = _labels(name, samples)
+    labels = class_labels(name, samples)
     if train_size is not None:
         rows = balanced_subset(labels, train_size, seed=seed)
         samples, labels = taken_rows(samples, rows), labels[rows]
     if label_noise > 0:
         labels, _ = flip_labels(labels, label_noise, classes=class_count(task), seed=seed)
         samples = (
-            (samples[0], labels) if isinstance(samples, tuple) else _Part(samples, torch.arange(len(labels)), labels)
+            (samples[0], labels) if isinstance(samples, tuple) else SomeRows(samples, torch.arange(len(labels)), labels)
         )
     return replace(task, train=samples)
 
@@ -127,7 +126,7 @@ def held_out_task(task: Task) -> Task:
     Every class in proportion, where the targets are classes.
     """
     try:
-        labels = _labels("the task", task.train)
+        labels = class_labels("the task", task.train)
     except ValueError:  # no classes
         labels = torch.zeros(sample_count(task.train), dtype=torch.long)
     kept, out = held_out(labels)
@@ -161,12 +160,12 @@ def class_count(task: Task) -> int:
     """Return how many classes there are."""
     if task.classes is not None:
         return len(task.classes)
-    return 1 + max(int(_labels("the task", samples).max()) for samples in (task.train, task.test))
+    return 1 + max(int(class_labels("the task", samples).max()) for samples in (task.train, task.test))
 
 
 def image_shape(task: Task) -> tuple[int, int, int]:
     """Return channels, height and width of the inputs, which must be images."""
-    first, _ = _row(task.train, 0)
+    first, _ = row_of(task.train, 0)
     if not isinstance(first, Tensor) or first.dim() != 3 or first.shape[1] != first.shape[2]:
         raise ValueError(
             "the models that esam can name take square images (channels, size, size) of float32; give a model of your "
@@ -186,10 +185,12 @@ class TaskBatches:
         seed: int = 0,
         device: torch.device | str = "cpu",
         memory_format: torch.memory_format = torch.contiguous_format,
+        workers: int = 0,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
         self.batch_size, self._seed, self._memory_format = batch_size, seed, memory_format
+        self._workers = workers
         moved = isinstance(samples, tuple)
         self._samples = (on_device(samples[0], device), samples[1].to(device)) if moved else samples
         self._device = torch.device(device)
@@ -204,88 +205,36 @@ class TaskBatches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the shuffled batches of epoch ``number``."""
-        return map(self._batch, torch.split(self.order(number), self.batch_size))
+        return (part[:2] for part in self._parts(self.order(number), Share()))
 
     def in_order(self) -> Iterator[Batch]:
         """Give every sample once, in stored order."""
-        return map(self._batch, torch.split(torch.arange(sample_count(self._samples)), self.batch_size))
+        return (part[:2] for part in self.parts_in_order(Share()))
 
-    def _batch(self, rows: Tensor) -> Batch:
+    def parts(self, number: int, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``; no other sample is read."""
+        return self._parts(self.order(number), share)
+
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches in stored order."""
+        return self._parts(torch.arange(sample_count(self._samples)), share)
+
+    def _parts(self, order: Tensor, share: Share) -> Iterator[Part]:
+        batches = torch.split(order, self.batch_size)
+        owns = [share.rows(len(batch)) for batch in batches]
+        read = self._read([batch[own.slice] for batch, own in zip(batches, owns, strict=True)])
+        for own, (inputs, targets) in zip(owns, read, strict=True):
+            if isinstance(inputs, Tensor) and inputs.dim() == 4:
+                inputs = inputs.contiguous(memory_format=self._memory_format)
+            yield Part(inputs, targets, own.counted, own.whole)
+
+    def _read(self, batches: Sequence[Tensor]) -> Iterator[Batch]:
+        """Give the samples of each batch of rows; a Dataset's are read by worker processes, if there are any."""
         if isinstance(self._samples, tuple):
-            inputs, targets = (rows_of(part, rows.to(self._device)) for part in self._samples)
-        else:
-            inputs, targets = as_pair(default_collate([self._samples[int(row)] for row in rows]))
-        if isinstance(inputs, Tensor) and inputs.dim() == 4:
-            inputs = inputs.contiguous(memory_format=self._memory_format)
-        return inputs, targets
-
-
-class _Part(Dataset[Any]):
-    """Some rows of a Dataset, with other labels where they are given."""
-
-    def __init__(self, whole: Dataset[Any], rows: Tensor, labels: Tensor | None = None) -> None:
-        self._whole, self._rows, self._labels = whole, rows, labels
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, position: int) -> tuple[Any, Any]:
-        inputs, target = as_pair(self._whole[int(self._rows[position])])
-        return inputs, target if self._labels is None else self._labels[position]
-
-
-def _check_samples(name: str, samples: Any) -> None:
-    if isinstance(samples, tuple):
-        if len(samples) != 2 or not isinstance(samples[1], Tensor) or not (counts := _input_counts(samples[0])):
-            raise ValueError(
-                f"a Task's {name} must be a pair of tensors (inputs, targets), or of a dict of tensors and a tensor, "
-                f"got {samples!r:.80}"
-            )
-        if counts != {len(samples[1])}:
-            told = " or ".join(map(str, sorted(counts)))
-            raise ValueError(f"{name} has {told} inputs and {len(samples[1])} targets; give one for each")
-    elif not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")):
-        raise ValueError(
-            f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "
-            f"{type(samples).__name__}"
-        )
-    if sample_count(samples) == 0:
-        raise ValueError(f"a Task's {name} must hold a sample at least, got none")
-
-
-def _input_counts(inputs: Any) -> set[int]:
-    """Return how many rows the inputs have; nothing where they are no tensors."""
-    parts = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
-    whole = all(isinstance(part, Tensor) and part.dim() for part in parts)
-    return {len(part) for part in parts} if whole else set()
-
-
-def sample_count(samples: Samples) -> int:
-    """Return how many samples there are."""
-    return len(samples[1]) if isinstance(samples, tuple) else len(samples)  # type: ignore[arg-type]
-
-
-def _row(samples: Samples, row: int) -> tuple[Any, Any]:
-    if isinstance(samples, tuple):
-        inputs = samples[0]
-        return inputs[row] if isinstance(inputs, Tensor) else rows_of(inputs, slice(row, row + 1)), samples[1][row]
-    return as_pair(samples[row])
-
-
-def taken_rows(samples: Samples, rows: Tensor) -> Samples:
-    """Return the samples at these rows."""
-    return (rows_of(samples[0], rows), samples[1][rows]) if isinstance(samples, tuple) else _Part(samples, rows)
-
-
-def _labels(name: str, samples: Samples) -> Tensor:
-    """Return the targets as classes; refuse what is no class."""
-    if isinstance(samples, tuple):
-        targets = samples[1]
-    else:
-        targets = torch.stack([torch.as_tensor(_row(samples, row)[1]) for row in range(sample_count(samples))])
-    if targets.dim() != 1 or targets.is_floating_point():
-        raise ValueError(
-            f"{name}: train_size, label_noise and the models that esam can name need one class a sample, "
-            f"got targets of shape {tuple(targets.shape)} and type {targets.dtype}; leave them out"
-        )
-    return targets.long()
+            inputs, targets = self._samples
+            return ((rows_of(inputs, rows), targets[rows]) for rows in (batch.to(self._device) for batch in batches))
+        samples = self._samples
+        if self._workers == 0:
+            return (as_pair(default_collate([samples[int(row)] for row in rows])) for rows in batches)
+        sampler, generator = [rows.tolist() for rows in batches], generator_for("workers", self._seed)
+        return map(as_pair, DataLoader(samples, batch_sampler=sampler, num_workers=self._workers, generator=generator))

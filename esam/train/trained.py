@@ -38,7 +38,8 @@ from .inputs import Batch, Called
 from .models import fastest_memory_format
 from .record import RECORD_NAME, RunRecord, read_record
 from .runs import chosen_device, configured_data, prepared_model
-from .task import Task, TaskBatches, is_factory, sample_count, taken_rows
+from .samples import sample_count, taken_rows
+from .task import Task, TaskBatches, is_factory
 
 RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""

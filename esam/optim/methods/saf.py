@@ -42,6 +42,7 @@ class SAF(SharpnessAware):
         self.start = checked_count("start", start, "epochs", least=0)
         super().__init__(base, model, rho=0.0, seed=seed)
         self._epoch = 0
+        self._now: list[tuple[Tensor, Tensor]] = []
         self._outputs: list[Tensor] = []
         """Of every sample, epoch by epoch, the newest first; NaN where a sample was not seen."""
 
@@ -62,12 +63,21 @@ class SAF(SharpnessAware):
             self._epoch += 1
             self._outputs = [torch.full_like(self._outputs[0], torch.nan), *self._outputs[: self.lag]]
         self._outputs[0][places] = here.to(self._outputs[0])
+        self._now.append((places, here.to(self._outputs[0])))
         if self._epoch < max(self.start, self.lag):
             return outputs.sum(1) * 0.0
         before = self._outputs[self.lag][places].to(outputs)
         now, then = (F.log_softmax(o / self.temperature, dim=1) for o in (outputs, before.nan_to_num()))
         divergence = F.kl_div(now, then, reduction="none", log_target=True).sum(1)
         return self.strength * torch.where(before.isnan().any(1), 0.0, divergence)
+
+    def after_step(self, loss: Tensor) -> None:
+        """Learn what the other ranks' samples came to: in a later epoch they may be this one's."""
+        if self._now and (self.parallel.replicated or self.parallel.sharded):
+            places, outputs = (self.parallel.gathered(torch.cat(parts)) for parts in zip(*self._now, strict=True))
+            self._make_room(outputs, int(places.max()) + 1)
+            self._outputs[0][places] = outputs
+        self._now = []
 
     def _make_room(self, like: Tensor, rows: int) -> None:
         if not self._outputs:
@@ -83,3 +93,4 @@ class SAF(SharpnessAware):
     def load_memory(self, memory: dict[str, Any]) -> None:
         """Take back what ``memory`` returned."""
         self._epoch, self._outputs = memory.get("epoch", 0), list(memory.get("outputs", []))
+        self._now = []

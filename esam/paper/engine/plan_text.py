@@ -13,6 +13,8 @@ from .item import Item, MethodRuns, Needs
 from .make import Items, lacking
 from .store import ResultStore, needed
 
+GPUS = 8
+"""In a machine, where nobody says."""
 SHOWN = ("epochs", "batch_size", "train_size", "size", "augment", "optimizer", "lr", "momentum", "weight_decay")
 
 
@@ -90,6 +92,19 @@ def plan_text(item: Item[Any], store: ResultStore) -> str:
     lines.append(f"analysis    {_hours(analysis_flops(needs, machine), store)}")
     lines.append(f"assumed     {RATE_WORDS[machine]}; a step costs its counted passes (SGD 3, SAM 6, ...)")
     return "\n".join([*lines, *(f"note        {note}" for note in item.notes)])
+
+
+def commands(item: str, options: Sequence[str], gpus: int = GPUS) -> str:
+    """Return the commands that make an item: on one GPU, on those of one machine, and on a cluster."""
+    own = " ".join(["esam reproduce", item, *options])
+    ways = {
+        "one GPU, or a CPU": own,
+        f"one machine, {gpus} GPUs, each run on all of them": f"torchrun --nproc-per-node {gpus} -m {own}",
+        f"one machine, {gpus} GPUs, a run on each": f"{own} --cluster ray --gpus-per-run 1",
+        "a cluster, a run on each GPU": f"{own} --cluster ray://HEAD:10001 --gpus-per-run 1",
+    }
+    note = "On several GPUs, a run's batch is parted, and BatchNorm normalises by each GPU's part."
+    return "\n".join(["commands", *(f"  {how}:\n    {command}" for how, command in ways.items()), f"  {note}"])
 
 
 def _runs_sheet(every: Sequence[MethodRuns]) -> Sheet:

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from esam.train.augment import find_augmentation, inception_crop
 from esam.train.data.draws import generator_for
+from esam.train.data.share import Part, Rows, Share
 from esam.train.data.splits import Split, StreamedSplit
 
 Batch = tuple[Tensor, Tensor]
@@ -70,30 +71,47 @@ class Batches:
         """Give the shuffled, augmented batches of epoch ``number``, beginning with batch ``start``."""
         if not 0 <= start <= len(self):
             raise ValueError(f"start must be in 0..{len(self)}, the number of batches in an epoch, got {start}")
-        return self._augmented(number, start)
+        return (part[:2] for part in self._augmented(number, start, Share()))
 
     def in_order(self) -> Iterator[Batch]:
         """Give every image once, in stored order, normalised and not augmented: for evaluation."""
-        batches = torch.split(torch.arange(len(self._split)), self.batch_size)
-        for rows, images in zip(batches, self._images(batches), strict=True):
-            yield self._batch(self._normalise(images), rows)
+        return (part[:2] for part in self.parts_in_order(Share()))
 
-    def _augmented(self, number: int, start: int) -> Iterator[Batch]:
+    def parts(self, number: int, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``; nothing else is decoded, and draws are the same."""
+        return self._augmented(number, 0, share)
+
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches for evaluation."""
+        batches = torch.split(torch.arange(len(self._split)), self.batch_size)
+        for rows, own, images in self._images(batches, share):
+            yield self._part(self._normalise(images), rows, own)
+
+    def _augmented(self, number: int, start: int, share: Share) -> Iterator[Part]:
         batches = torch.split(self.order(number), self.batch_size)[start:]
         crops = ("augment", self._seed, number) if self._crops else None
-        for index, (rows, images) in enumerate(zip(batches, self._images(batches, crops), strict=True), start):
+        for index, (rows, own, images) in enumerate(self._images(batches, share, crops), start):
             generator = generator_for("augment", self._seed, number, index)
-            x = self._normalise(images) if self._crops else self._augment(images, self._normalise, generator)
-            yield self._batch(x, rows)
+            x = self._normalise(images) if self._crops else self._augment(images, self._normalise, generator, own)
+            yield self._part(x, rows, own)
 
-    def _images(self, batches: Sequence[Tensor], crops: Key | None = None) -> Iterator[Tensor]:
-        """Give the uint8 images of each batch of rows, in the order asked for; or crops, drawn by this key."""
+    def _images(
+        self, batches: Sequence[Tensor], share: Share, crops: Key | None = None
+    ) -> Iterator[tuple[Tensor, Rows, Tensor]]:
+        """Give the share of each batch: where it lies in the split and in the batch, and the uint8 images."""
+        owns = [share.rows(len(rows)) for rows in batches]
+        shares = [rows[own.slice] for rows, own in zip(batches, owns, strict=True)]
+        return zip(shares, owns, self._pixels(shares, crops), strict=True)
+
+    def _pixels(self, batches: Sequence[Tensor], crops: Key | None) -> Iterator[Tensor]:
+        """Give the images of each batch of rows, in the order asked for; or crops, drawn by this key."""
         if isinstance(self._split, Split):
             return (self._split.images_at(rows.to(self._device)) for rows in batches)
         return _streamed_images(self._split, batches, workers=self._workers, device=self._device, crops=crops)
 
-    def _batch(self, x: Tensor, rows: Tensor) -> Batch:
-        return x.contiguous(memory_format=self._memory_format), self._labels[rows.to(self._device)]
+    def _part(self, x: Tensor, rows: Tensor, own: Rows) -> Part:
+        labels = self._labels[rows.to(self._device)]
+        return Part(x.contiguous(memory_format=self._memory_format), labels, own.counted, own.whole)
 
 
 class Normalise:

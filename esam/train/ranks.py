@@ -1,0 +1,146 @@
+"""Which rank of a run is this process, and what do the ranks tell one another?"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from .data.share import Share
+
+PATIENCE = timedelta(minutes=30)
+"""How long a rank waits for the others: rank 0 may be measuring, or writing to a slow disk."""
+LOST = (
+    "another rank of this run has ended, so this one ends too; the run stands at its last checkpoint, and the same "
+    "command resumes it (torchrun --max-restarts 3 does so by itself)"
+)
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The processes that train one model together; a process alone is rank 0 of 1, and nothing is exchanged."""
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+        self.share = Share(rank, count)
+
+    @classmethod
+    def current(cls) -> Ranks:
+        """Return those of the process group that this process has joined, if it has."""
+        if dist.is_available() and dist.is_initialized():
+            return cls(dist.get_rank(), dist.get_world_size())
+        return cls()
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the rank that logs and writes."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        """Whether there are others."""
+        return self.count > 1
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Return the sum of each number over the ranks: the same bits on all of them."""
+        if not self.several:
+            return values
+        sums = torch.tensor(values, dtype=torch.float64, device=_talking_device())
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def from_first(self, value: T) -> T:
+        """Return what rank 0 has."""
+        if not self.several:
+            return value
+        told: list[Any] = [value]
+        dist.broadcast_object_list(told, src=0)
+        return told[0]  # type: ignore[no-any-return]
+
+    def state_from_first(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
+        """Return rank 0's state of tensors and plain values; nothing in it can run code."""
+        if not self.several:
+            return state
+        buffer = io.BytesIO()
+        torch.save(state if self.first else None, buffer)
+        size = int(self.from_first(buffer.tell()))
+        data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8) if self.first else torch.empty(0).byte()
+        data = data.clone().resize_(size).to(_talking_device())
+        dist.broadcast(data, src=0)
+        found: dict[str, Any] | None = torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True)
+        return state if self.first else found
+
+    def all_of(self, value: T) -> list[T]:
+        """Return what each rank has, rank by rank."""
+        if not self.several:
+            return [value]
+        told: list[Any] = [None] * self.count
+        dist.all_gather_object(told, value)
+        return told
+
+    def share_tensors(self, tensors: list[torch.Tensor]) -> None:
+        """Give every rank the tensors of rank 0, in place."""
+        for tensor in tensors if self.several else ():
+            dist.broadcast(tensor, src=0)
+
+
+def started_ranks() -> int:
+    """Return how many ranks torchrun has started; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """Be one of the ranks that torchrun has started, for as long as the block lasts: gloo on CPUs, NCCL on GPUs.
+
+    Where another rank has ended, the error says so.
+    """
+    ours = started_ranks() > 1 and not dist.is_initialized()
+    if ours:
+        _end_when_told()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(local_rank())
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        dist.init_process_group(backend, timeout=PATIENCE)
+    try:
+        yield Ranks.current()
+    except RuntimeError as error:
+        if _of_lost_rank(error):
+            raise RuntimeError(f"{LOST} ({str(error).splitlines()[0]:.200})") from error
+        raise
+    if ours:  # after an error the others may be waiting in an exchange: only the end of this process ends that
+        dist.destroy_process_group()
+
+
+def local_rank() -> int:
+    """Return which of this machine's ranks this is, and so which of its GPUs it has."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def _talking_device() -> torch.device:
+    only_gpus = dist.get_backend() == "nccl"
+    return torch.device("cuda", torch.cuda.current_device()) if only_gpus else torch.device("cpu")
+
+
+def _of_lost_rank(error: RuntimeError) -> bool:
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error)
+
+
+def _end_when_told() -> None:
+    """Say why, when torchrun ends this process because another has failed."""
+    own = os.getpid()
+
+    def end(number: int, _: object) -> None:
+        if os.getpid() != own:  # a worker that decodes, forked from this process
+            os._exit(128 + number)
+        raise RuntimeError(LOST)
+
+    signal.signal(signal.SIGTERM, end)
