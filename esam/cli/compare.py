@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
 
 from esam.compare.plan import DEFAULT_METHODS
+from esam.compare.where import Where
 from esam.train.config import Config
 
 from .parsing import parse_run, settings_by_method, take_recipe
@@ -27,7 +28,8 @@ class CompareOptions:
     out: Path = Path("runs/compare")
     """Folder of the runs and of report.html."""
     jobs: int = 1
-    """Runs at a time."""
+    """Runs at a time on this machine; a cluster does as many as it has room for."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
     tune: int = 0
     """Values of rho to try for each method on held-out training data, before the runs; 4 is a good number, 0: none.
 
@@ -56,17 +58,18 @@ def compare(arguments: list[str]) -> None:
     console = Console()
     comparison = Comparison(config, options.methods, options.seeds, settings)
     check(plan(comparison, options.out), options.out)
-    if options.tune:
-        launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), console)  # noqa: E731
-        beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
-        comparison, tried = tune(comparison, beside, options.tune, launch)
-        console.print(as_text(tried_sheet(tried)), "", highlight=False, markup=False, sep="\n")
-    runs = plan(comparison, options.out)
-    failure: RuntimeError | None = None
-    try:
-        watch(Launcher(runs, jobs=options.jobs), console)
-    except RuntimeError as error:  # what the other runs gave is shown all the same
-        failure = error
+    with options.where.place(options.jobs) as place:
+        launch = lambda runs: watch(Launcher(runs, place=place), console)  # noqa: E731
+        if options.tune:
+            beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
+            comparison, tried = tune(comparison, beside, options.tune, launch)
+            console.print(as_text(tried_sheet(tried)), "", highlight=False, markup=False, sep="\n")
+        runs = plan(comparison, options.out)
+        failure: RuntimeError | None = None
+        try:
+            launch(runs)
+        except RuntimeError as error:  # what the other runs gave is shown all the same
+            failure = error
     if any(run.record() for run in runs):
         show_results(runs, console)
         console.print(f"report: {write_report(options.out)}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,95 @@
+"""A Ray cluster of processes on loopback, for tests: a head without CPUs and nodes that can be killed."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+IP = "127.0.0.2"
+"""Loopback as well; Ray takes 127.0.0.1 for the machine's outward address."""
+QUICK = '{"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}'
+PATIENCE = 180
+
+
+class RayNodes:
+    """A head and ``nodes`` nodes of one CPU each, as ``ray start`` starts them; leave the block, and they are gone."""
+
+    def __init__(self, folder, nodes=2):
+        self.folder, self.count = folder, nodes
+        self.environment = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+        self.environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+        self.port, self.client_port = free_ports(2)
+        self.address = f"{IP}:{self.port}"
+
+    def __enter__(self):
+        ports = ["--port", str(self.port), "--ray-client-server-port", str(self.client_port)]
+        quiet = ["--num-cpus", "0", "--include-dashboard", "false", "--include-log-monitor", "false"]
+        self.started = [self._start(["--head", *ports, *quiet, "--system-config", QUICK])]
+        try:
+            wait_until(self._head_answers, "the head")
+            words = ["--address", self.address, "--num-cpus", "1", "--include-log-monitor", "false"]
+            self.started += [self._start(words) for _ in range(self.count)]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *error):
+        for process in self.started:
+            kill_tree(process.pid)
+            process.wait()
+
+    def kill(self, number):
+        """Kill every process of a node at once, as a power cut would."""
+        kill_tree(self.started[1 + number].pid)
+
+    def _head_answers(self):
+        assert self.started[0].poll() is None, (self.folder / "nodes.txt").read_text()
+        with socket.socket() as probe:
+            return probe.connect_ex((IP, self.port)) == 0
+
+    def _start(self, words):
+        common = ["--block", "--node-ip-address", IP, "--object-store-memory", "80000000", "--disable-usage-stats"]
+        with (self.folder / "nodes.txt").open("ab") as log:
+            command = [sys.executable, "-m", "ray.scripts.scripts", "start", *common, *words]
+            return subprocess.Popen(command, stdout=log, stderr=log, env=self.environment)
+
+
+def free_ports(count):
+    """Return ports that nobody has now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind((IP, 0))
+    ports = [probe.getsockname()[1] for probe in probes]
+    for probe in probes:
+        probe.close()
+    return ports
+
+
+def kill_tree(pid):
+    """Kill a process and whatever it started."""
+    parents = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:
+            continue
+    doomed = [pid]
+    for one in doomed:
+        doomed += [child for child, parent in parents.items() if parent == one]
+    for one in doomed:
+        try:
+            os.kill(one, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+
+
+def wait_until(true, what):
+    """Wait for something to become true; bounded."""
+    began = time.monotonic()
+    while not true():
+        assert time.monotonic() - began < PATIENCE, f"waited in vain: {what}"
+        time.sleep(0.05)
