@@ -10,7 +10,7 @@ from pathlib import Path
 
 IP = "127.0.0.2"
 """Loopback as well; Ray takes 127.0.0.1 for the machine's outward address."""
-QUICK = '{"health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_failure_threshold": 3}'
+QUICK = '{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
 PATIENCE = 180
 
 

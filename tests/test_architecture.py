@@ -23,8 +23,21 @@ ALLOWED = {
     "recipes": {"optim", "train", "compare"},
     "paper": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "files"},
     "frontier": {"optim", "train", "analysis", "compare", "report", "files"},
+    "sweep": {"optim", "train", "compare", "report", "files"},
     "integrations": {"optim"},
-    "cli": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "paper", "frontier", "files"},
+    "cli": {
+        "optim",
+        "train",
+        "analysis",
+        "compare",
+        "report",
+        "bench",
+        "recipes",
+        "paper",
+        "frontier",
+        "sweep",
+        "files",
+    },
     "__init__": {"optim", "train", "compare"},  # what is public, on first use
     "__main__": {"cli"},
 }

@@ -2,6 +2,8 @@
 
 import dataclasses
 import io
+import tempfile
+from pathlib import Path
 
 import pytest
 from ray_nodes import IP, RayNodes, free_ports, wait_until
@@ -27,11 +29,10 @@ TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_m
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory):
     """A head and two nodes on loopback."""
-    folder = tmp_path_factory.mktemp("ray")
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-") as folder:
         patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setenv("RAY_TMPDIR", str(folder))
-        with RayNodes(folder) as started:
+        patch.setenv("RAY_TMPDIR", folder)  # short: a socket's path has at most 107 letters
+        with RayNodes(Path(folder)) as started:
             yield started
 
 

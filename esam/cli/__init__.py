@@ -20,6 +20,7 @@ commands:
   analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
   reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
   frontier          methods and controls, tuned alike, in regimes of many kinds: the map
+  sweep [RECIPE]    a search for settings, by one worker or many; table, front and report
   doctor [RECIPE]   some steps of a run, watched: what makes training worse, each with its remedy
   bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
@@ -37,6 +38,7 @@ COMMANDS = {
     "analyze": "analyze",
     "reproduce": "reproduce",
     "frontier": "frontier",
+    "sweep": "sweep",
     "doctor": "doctor",
     "bench": "bench",
     "report": "report",
@@ -83,5 +85,6 @@ def _extra(package: str) -> str:
     extras = {"curvlinops": "analysis", "scipy": "analysis", "matplotlib": "analysis", "tensorboard": "tensorboard"}
     extras |= dict.fromkeys(("tyro", "rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train")
     extras |= dict.fromkeys(("datasets", "msgspec", "safetensors"), "train")
+    extras |= {"ray": "cluster"} | dict.fromkeys(("optuna", "sqlalchemy", "psycopg"), "sweep")
     whole = package.split(".")[0]
     return f"torch-esam[{extras[whole]}]" if whole in extras else whole

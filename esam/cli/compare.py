@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def compare(arguments: list[str]) -> None:
     from esam.compare.check import check
     from esam.compare.launch import Launcher, divergences
     from esam.compare.live import show_results, watch
-    from esam.compare.plan import Comparison, plan
+    from esam.compare.plan import Comparison, PlannedRun, plan
     from esam.compare.tune import tried_sheet, tune
     from esam.report import write_report
     from esam.report.sheets import as_text
@@ -59,7 +60,10 @@ def compare(arguments: list[str]) -> None:
     comparison = Comparison(config, options.methods, options.seeds, settings)
     check(plan(comparison, options.out), options.out)
     with options.where.place(options.jobs) as place:
-        launch = lambda runs: watch(Launcher(runs, place=place), console)  # noqa: E731
+
+        def launch(runs: Sequence[PlannedRun]) -> None:
+            watch(Launcher(runs, place=place), console)
+
         if options.tune:
             beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
             comparison, tried = tune(comparison, beside, options.tune, launch)
