@@ -27,11 +27,12 @@ class RayNodes:
     def __enter__(self):
         ports = ["--port", str(self.port), "--ray-client-server-port", str(self.client_port)]
         quiet = ["--num-cpus", "0", "--include-dashboard", "false", "--include-log-monitor", "false"]
-        self.started = [self._start(["--head", *ports, *quiet, "--system-config", QUICK])]
+        words = ["--address", self.address, "--num-cpus", "1", "--include-log-monitor", "false"]
+        self.started = []
         try:
-            wait_until(self._head_answers, "the head")
-            words = ["--address", self.address, "--num-cpus", "1", "--include-log-monitor", "false"]
-            self.started += [self._start(words) for _ in range(self.count)]
+            for node in [["--head", *ports, *quiet, "--system-config", QUICK], *[words] * self.count]:
+                self.started.append(self._start(node))  # one by one: at once, two would choose the same socket
+                wait_until(self._runs, "a node")
         except BaseException:
             self.__exit__()
             raise
@@ -46,10 +47,10 @@ class RayNodes:
         """Kill every process of a node at once, as a power cut would."""
         kill_tree(self.started[1 + number].pid)
 
-    def _head_answers(self):
-        assert self.started[0].poll() is None, (self.folder / "nodes.txt").read_text()
-        with socket.socket() as probe:
-            return probe.connect_ex((IP, self.port)) == 0
+    def _runs(self):
+        told = (self.folder / "nodes.txt").read_text()
+        assert self.started[-1].poll() is None, told
+        return told.count("Ray runtime started") == len(self.started)
 
     def _start(self, words):
         common = ["--block", "--node-ip-address", IP, "--object-store-memory", "80000000", "--disable-usage-stats"]
