@@ -112,10 +112,9 @@ def test_what_a_trial_draws_does_not_depend_on_who_does_it_or_in_which_order(tmp
     words = ("lr=0.001..0.5:log", "momentum=0..0.9")
     one, other = (begun(tmp_path, *words, name=name) for name in ("one", "other"))
     third = SharedStudy.join(other.url, "other")
-    mine = {t.number: one.search.space.suggested(t, one.search.start) for t in [one.claim() for _ in range(4)]}
-    first, second = other.claim(), third.claim()
-    turned = [*[third.claim(), other.claim()][::-1], second, first]
-    theirs = {t.number: other.search.space.suggested(t, other.search.start) for t in turned}
+    mine = {trial.number: one.chosen(trial) for trial in [one.claim() for _ in range(4)]}
+    claimed = [(study, study.claim()) for study in (other, third, third, other)]
+    theirs = {trial.number: study.chosen(trial) for study, trial in reversed(claimed)}
     assert mine == theirs and len({config.lr for config in mine.values()}) == 4
 
 

@@ -19,6 +19,8 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback, fail_stale_trials
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from esam.train.config import Config
+
 from .search import Search
 
 TOLD, FAILURE = "search", "failure"
@@ -88,9 +90,20 @@ class SharedStudy:
                     continue
                 if mine:
                     self._storage.record_heartbeat(number)
-                    self.study.sampler = self._sampler(waiting.number)
                     return Trial(self.study, number)
         return None
+
+    def chosen(self, trial: Trial) -> Config:
+        """Return the run that a trial is to be; what is drawn depends on its number, and by TPE on earlier trials."""
+        self.study.sampler = self._sampler(trial.number)
+        return self.search.space.suggested(trial, self.search.start).check()
+
+    def first_number(self, trial: Trial) -> int:
+        """Return the number of the trial that this one repeats, or its own."""
+        with _quiet():
+            frozen = self._storage.get_trial(self._id(trial))
+            first = RetryHeartbeatStaleTrialCallback.retried_trial_number(frozen)
+        return trial.number if first is None else int(first)
 
     def alive(self, trial: Trial) -> None:
         """Give a sign of life of a trial."""
@@ -98,8 +111,7 @@ class SharedStudy:
 
     def take_up_lost(self) -> None:
         """Let the trials of workers that are gone wait again."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
+        with _quiet():
             fail_stale_trials(self.study)
 
     def tell(self, trial: Trial, values: Sequence[float] | None, failure: str = "", pruned: bool = False) -> bool:
@@ -116,8 +128,8 @@ class SharedStudy:
     def release(self, trial: Trial) -> None:
         """Let a trial that was interrupted wait again."""
         if self.tell(trial, None):
-            again = RetryHeartbeatStaleTrialCallback()
-            again(self.study, self._storage.get_trial(self._id(trial)))
+            with _quiet():
+                RetryHeartbeatStaleTrialCallback()(self.study, self._storage.get_trial(self._id(trial)))
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials in these states, in their order; all, where none is named."""
@@ -135,14 +147,21 @@ class SharedStudy:
         seed = self.search.seed_of(number)
         if self.search.sampler != "tpe":
             return optuna.samplers.RandomSampler(seed=seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ExperimentalWarning)
+        with _quiet():
             return optuna.samplers.TPESampler(seed=seed, constant_liar=True)  # others' running trials count as poor
 
 
 def shown(url: str) -> str:
     """Return a database's address as it may be shown: without a password."""
     return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Use what Optuna calls experimental without a warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ExperimentalWarning)
+        yield
 
 
 def _missing(study: Any, search: Search) -> Iterator[dict[str, Any]]:
@@ -163,8 +182,7 @@ def _storage(url: str, heartbeat: int | None) -> Any:
         Path(parts.database).parent.mkdir(parents=True, exist_ok=True)
     lively = {} if heartbeat is None else {"heartbeat_interval": heartbeat, "grace_period": 3 * heartbeat}
     waits = {"connect_args": {"timeout": 60}} if parts.drivername == "sqlite" else {"pool_pre_ping": True}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ExperimentalWarning)
+    with _quiet():
         try:
             again = RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
             url = parts.render_as_string(hide_password=False)

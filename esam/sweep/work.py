@@ -8,12 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optuna.storages import RetryHeartbeatStaleTrialCallback
 from optuna.trial import Trial, TrialState
 
 from esam.compare.launch import Place, StartedRun, stop_all
 from esam.compare.plan import PlannedRun
-from esam.train.config import Config
 
 from .study import SharedStudy
 
@@ -69,13 +67,13 @@ class Worker:
                 self.study.release(one.trial)
 
     def _started(self, trial: Trial) -> _Going | None:
-        search = self.study.search
         try:
-            config = search.space.suggested(trial, search.start).check()
+            config = self.study.chosen(trial)
         except ValueError as error:
             self._end(trial, None, None, failure=str(error))
             return None
-        run = PlannedRun(config, self.out / folder_name(trial, config))
+        first = self.study.first_number(trial)  # one that is taken up resumes
+        run = PlannedRun(config, self.out / f"trial{first:04d}-{config.method}-{config.id()}")
         trial.set_user_attr(RUN, run.folder.name)
         return _Going(trial, run, self.place.start(run), time.monotonic())
 
@@ -128,13 +126,6 @@ class Worker:
             how = f"failed ({failure})" if failure else "pruned"
         self.tell(f"trial {trial.number} ({chosen}): {how}")
         return True
-
-
-def folder_name(trial: Trial, config: Config) -> str:
-    """Return the folder of a trial's run: that of the trial which it repeats, so that it resumes."""
-    frozen = trial.study.trials[trial.number]
-    first = RetryHeartbeatStaleTrialCallback.retried_trial_number(frozen)
-    return f"trial{trial.number if first is None else first:04d}-{config.method}-{config.id()}"
 
 
 def _short(value: Any) -> str:
