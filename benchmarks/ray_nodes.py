@@ -1,4 +1,4 @@
-"""A Ray cluster of processes on loopback, for tests and measurements: a head without CPUs and nodes that can be killed."""
+"""A Ray cluster of processes on loopback, for tests and benchmarks: a head, and nodes that can be killed."""
 
 import os
 import signal
@@ -19,7 +19,12 @@ class RayNodes:
 
     def __init__(self, folder, nodes=2):
         self.folder, self.count = folder, nodes
-        self.environment = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+        self.environment = {
+            **os.environ,
+            "RAY_TMPDIR": str(folder),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_worker_niceness": "0",
+        }
         self.port, self.client_port = free_ports(2)
         self.address = f"{IP}:{self.port}"
 

@@ -79,7 +79,7 @@ def _created(options: Any, config: Config, recipe: Comparison | None) -> SharedS
     from esam.compare.check import check
     from esam.compare.plan import PlannedRun
     from esam.sweep.search import Search
-    from esam.sweep.space import PAPER_GRID
+    from esam.sweep.space import PAPER_GRID, with_choice
     from esam.sweep.study import SharedStudy
 
     words = options.search or (PAPER_GRID if options.sampler == "grid" else ())
@@ -93,7 +93,7 @@ def _created(options: Any, config: Config, recipe: Comparison | None) -> SharedS
         settings=recipe.settings if recipe else {},
         heartbeat=options.heartbeat,
     ).check()
-    check([PlannedRun(search.config, options.out / "first")], options.out)
+    check([PlannedRun(with_choice(search.start, {}), options.out / "first")], options.out)
     url = options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}"
     return SharedStudy.create(url, options.study, search)
 

@@ -82,6 +82,7 @@ class RayCluster:
         self._mailbox = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(_Mailbox).remote()
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(do)
         self._news = self._mailbox.take.remote()
+        self._going: set[str] = set()
 
     def start(self, run: PlannedRun) -> StartedRun:
         """Hand a run to the cluster."""
@@ -98,6 +99,7 @@ class RayCluster:
             environment={k: v for k, v in os.environ.items() if k.startswith(SHARED_VARIABLES)},
             cwd=os.getcwd(),
         )
+        self._going.add(work.folder)
         return _Task(self, run, self._task.remote(work, self._mailbox))
 
     def ended(self, task: Any) -> Done | None:
@@ -112,6 +114,11 @@ class RayCluster:
             return Done(f"lost {RETRIES + 1} times with its node, or ended by Ray: {str(error).splitlines()[0]}", {})
         return done
 
+    def close(self, run: PlannedRun) -> None:
+        """Take no more news of a run: what comes late is older than its end."""
+        self._going.discard(str(run.folder.absolute()))
+        (run.folder / TOKEN_NAME).unlink(missing_ok=True)
+
     def cancel(self, task: Any) -> None:
         """End a task, and with it the process of its run."""
         self._ray.cancel(task, force=True)
@@ -124,7 +131,8 @@ class RayCluster:
         ready, _ = self._ray.wait([self._news], timeout=0)
         if ready:
             with contextlib.suppress(self._ray.exceptions.RayError):  # its node was lost; the next news are whole
-                for folder, record in self._ray.get(self._news).items():
+                news = self._ray.get(self._news)
+                for folder, record in ((folder, news[folder]) for folder in news if folder in self._going):
                     write_atomically(Path(folder) / RECORD_NAME, record)
             self._news = self._mailbox.take.remote()
 
@@ -139,7 +147,7 @@ class _Task:
             return None
         for name, data in done.files.items():
             write_atomically(self._run.folder / Path(name).name, data)
-        (self._run.folder / TOKEN_NAME).unlink(missing_ok=True)
+        self._cluster.close(self._run)
         return done.complaint
 
     def stop(self) -> None:
@@ -147,7 +155,7 @@ class _Task:
 
     def wait(self) -> None:
         self._cluster.wait(self._task)
-        (self._run.folder / TOKEN_NAME).unlink(missing_ok=True)
+        self._cluster.close(self._run)
 
 
 class _Mailbox:

@@ -107,7 +107,8 @@ def _importances(done: Sequence[FrozenTrial], study: Any, palette: Palette) -> l
         return []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = optuna.importance.get_param_importances(study)
+        fanova = optuna.importance.FanovaImportanceEvaluator(seed=0)
+        found = optuna.importance.get_param_importances(study, evaluator=fanova)
     if not found:
         return []
     first = next(iter(palette.colours))
