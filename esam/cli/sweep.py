@@ -65,14 +65,17 @@ def sweep(arguments: list[str]) -> None:
         raise ImportError(f"esam sweep needs {error.name}; run: pip install torch-esam[sweep]") from error
     from esam.report.sheets import as_text
 
-    tell = lambda line: print(line, flush=True)  # noqa: E731
     shared = _joined(options) if options.join else _created(options, config, recipe)
-    tell(f"study {shared.name} in {shown(shared.url)}; to take part: esam sweep --join URL")
+    _tell(f"study {shared.name} in {shown(shared.url)}; to take part: esam sweep --join URL")
     with options.where.place(options.jobs) as place:
-        Worker(shared, options.out, place, jobs=options.jobs, tell=tell)()
+        Worker(shared, options.out, place, jobs=options.jobs, tell=_tell)()
     if not shared.done():
         raise RuntimeError(f"no trial came to its end; see above, and the log.txt of the runs in {options.out}")
-    tell(f"\n{as_text(trials_sheet(shared))}\n\nreport: {write_search(shared, options.out)}")
+    _tell(f"\n{as_text(trials_sheet(shared))}\n\nreport: {write_search(shared, options.out)}")
+
+
+def _tell(line: str) -> None:
+    print(line, flush=True)
 
 
 def _created(options: Any, config: Config, recipe: Comparison | None) -> SharedStudy:

@@ -153,7 +153,7 @@ class SharedStudy:
 
 def shown(url: str) -> str:
     """Return a database's address as it may be shown: without a password."""
-    return sqlalchemy.engine.make_url(url).render_as_string(hide_password=True)
+    return str(sqlalchemy.engine.make_url(url).render_as_string(hide_password=True))
 
 
 @contextmanager
@@ -181,12 +181,13 @@ def _storage(url: str, heartbeat: int | None) -> Any:
     if parts.drivername == "sqlite" and parts.database:
         Path(parts.database).parent.mkdir(parents=True, exist_ok=True)
     lively = {} if heartbeat is None else {"heartbeat_interval": heartbeat, "grace_period": 3 * heartbeat}
-    waits = {"connect_args": {"timeout": 60}} if parts.drivername == "sqlite" else {"pool_pre_ping": True}
+    waits = {"connect_args": {"timeout": 60}} if parts.drivername == "sqlite" else {}
+    options = {"poolclass": sqlalchemy.pool.NullPool, **waits}  # nothing stays open between two questions
     with _quiet():
         try:
             again = RetryHeartbeatStaleTrialCallback(max_retry=RETRIES)
             url = parts.render_as_string(hide_password=False)
-            return RDBStorage(url, engine_kwargs=waits, heartbeat_stale_trial_callback=again, **lively)
+            return RDBStorage(url, engine_kwargs=options, heartbeat_stale_trial_callback=again, **lively)
         except sqlalchemy.exc.OperationalError as error:
             raise ValueError(
                 f"{shown(url)} (--storage) cannot be reached: {str(error.orig).splitlines()[0]}"
