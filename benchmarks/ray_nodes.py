@@ -11,7 +11,7 @@ from pathlib import Path
 IP = "127.0.0.2"
 """Loopback as well; Ray takes 127.0.0.1 for the machine's outward address."""
 QUICK = '{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
-PATIENCE = 180
+PATIENCE, ATTEMPTS = 300, 4
 
 
 class RayNodes:
@@ -35,8 +35,7 @@ class RayNodes:
         self.started = []
         try:
             for node in [["--head", *ports, *quiet, "--system-config", QUICK], *[words] * self.count]:
-                self.started.append(self._start(node))  # one by one: at once, two would choose the same socket
-                wait_until(self._runs, "a node")
+                self._add(node)  # one by one: at once, two would choose the same socket
         except BaseException:
             self.__exit__()
             raise
@@ -51,10 +50,21 @@ class RayNodes:
         """Kill every process of a node at once, as a power cut would."""
         kill_tree(self.started[1 + number].pid)
 
-    def _runs(self):
-        told = (self.folder / "nodes.txt").read_text()
-        assert self.started[-1].poll() is None, told
-        return told.count("Ray runtime started") == len(self.started)
+    def _add(self, words):
+        """Start a node; again where a busy machine lets it miss its half a minute."""
+        log = self.folder / "nodes.txt"
+        for _ in range(ATTEMPTS):
+            node = self._start(words)
+            self.started.append(node)
+            wait_until(lambda: self._told() == len(self.started) or node.poll() is not None, "a node")  # noqa: B023
+            if node.poll() is None:
+                return
+            kill_tree(node.pid)
+            self.started.remove(node)
+        raise RuntimeError(f"no node could be started:\n{log.read_text()}")
+
+    def _told(self):
+        return (self.folder / "nodes.txt").read_text().count("Ray runtime started")
 
     def _start(self, words):
         common = ["--block", "--node-ip-address", IP, "--object-store-memory", "80000000", "--disable-usage-stats"]
