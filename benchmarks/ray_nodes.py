@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 IP = "127.0.0.2"
@@ -46,9 +47,17 @@ class RayNodes:
             kill_tree(process.pid)
             process.wait()
 
-    def kill(self, number):
-        """Kill every process of a node at once, as a power cut would."""
-        kill_tree(self.started[1 + number].pid)
+    def kill_node_of(self, word):
+        """Kill every process of the node that runs a command with this word, at once, as a power cut would."""
+        parents, nodes = parents_of_all(), [process.pid for process in self.started]
+        for pid in parents:
+            if word in words_of(pid):
+                while pid not in (*nodes, 0):
+                    pid = parents.get(pid, 0)
+                if pid:
+                    kill_tree(pid)
+                    return
+        raise RuntimeError(f"no node runs {word}")
 
     def _add(self, words):
         """Start a node; again where a busy machine lets it miss its half a minute."""
@@ -84,22 +93,33 @@ def free_ports(count):
     return ports
 
 
-def kill_tree(pid):
-    """Kill a process and whatever it started."""
+def parents_of_all():
+    """Return the parent of every process."""
     parents = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parents[int(stat.parent.name)] = int(stat.read_text().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-    doomed = [pid]
+    return parents
+
+
+def words_of(pid):
+    """Return the words of a process's command."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def kill_tree(pid):
+    """Kill a process and whatever it started."""
+    parents, doomed = parents_of_all(), [pid]
     for one in doomed:
         doomed += [child for child, parent in parents.items() if parent == one]
     for one in doomed:
-        try:
+        with suppress(ProcessLookupError):
             os.kill(one, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 def wait_until(true, what):
