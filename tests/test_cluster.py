@@ -50,7 +50,7 @@ def timeless(record):
 
 
 def test_where_a_node_does_not_see_the_folder_its_record_is_sent_as_it_grows_and_the_files_fetched(driver, tmp_path):
-    config = dataclasses.replace(TINY, epochs=60)
+    config = dataclasses.replace(TINY, epochs=40)
     good, seen = PlannedRun(config, tmp_path / "good"), set()
     bad = PlannedRun(dataclasses.replace(TINY, model="mpl"), tmp_path / "bad")
 
@@ -100,7 +100,7 @@ def test_a_place_that_cannot_be_is_refused():
 
 
 def test_runs_end_as_they_do_here_though_a_node_is_killed_in_the_middle(driver, tmp_path):
-    comparison = Comparison(dataclasses.replace(TINY, epochs=150), ("base", "esam"), (0,))
+    comparison = Comparison(dataclasses.replace(TINY, epochs=80), ("base", "esam"), (0,))
     runs, text = plan(comparison, tmp_path / "there"), io.StringIO()
     killed = []
 
@@ -122,5 +122,5 @@ def test_runs_end_as_they_do_here_though_a_node_is_killed_in_the_middle(driver, 
     for planned in runs:
         here = run(planned.config, tmp_path / "here" / planned.folder.name, measures=MEASURES, keep_weights=True)
         assert planned.record().finished and timeless(planned.record()) == timeless(here)
-        assert f"{planned.config.method}, seed 0: epoch 150" in text.getvalue()  # told as it went
+        assert f"{planned.config.method}, seed 0: epoch 80" in text.getvalue()  # told as it went
         assert not (planned.folder / ".cluster").exists()
