@@ -5,13 +5,13 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
 
-.PHONY: demo test test-fast lint browser docs site extras clean
+.PHONY: demo test test-fast lint browser database docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
 	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
 
-test: $(READY) lint browser
+test: $(READY) lint browser database
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # What to run before a commit: all but the slowest proofs.
@@ -41,6 +41,14 @@ ifeq ($(CI),true)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; } || \
 		echo "no browser could be installed: the report's tests in a browser are skipped"
+endif
+
+# Searches are tested on a real PostgreSQL; elsewhere than in CI that test is skipped where none is found.
+database:
+ifeq ($(CI),true)
+	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+		{ apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; } || \
+		echo "no PostgreSQL could be installed: the tests of searches on it are skipped"
 endif
 
 # pip, with the versions that are tested: torch is pinned to a build that exists for the CPU alone.

@@ -148,6 +148,14 @@ def toy_method() -> str:
     return f"```python\n{(ROOT / 'tests' / 'toy_method.py').read_text()}```"
 
 
+def cluster() -> str:
+    """Return how many runs an hour each place does."""
+    found = record("speed/cluster.json")
+    rows = [(name, f"{place['runs / hour']:.0f}", f"{place['load']:.1f}") for name, place in found["places"].items()]
+    told = f"{found['runs']} runs, {found['cores']} cores of {found['environment']['hardware']}"
+    return as_markdown(Sheet("", (told, "runs an hour", "load of the machine"), tuple(rows)))
+
+
 def frontier(made: Callable[[Any], Sheet | str]) -> str:
     """Return what is made from the arena's records; a word where there are none."""
     found = read_map(FRONTIER) if FRONTIER.is_dir() else {}
@@ -190,6 +198,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "toy": toy,
     "wrapper": wrapper,
     "five-problems": five_problems,
+    "cluster": cluster,
     "demo": lambda: results("demo", 0.3),
     "cifar10": lambda: results("cifar10/runs", CLEAN),
     "cifar10-noisy": lambda: results("cifar10/runs", NOISY),

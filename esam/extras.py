@@ -12,6 +12,8 @@ EXTRAS = {
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "mlflow"),
+    "ray": "cluster",
+    **dict.fromkeys(("optuna", "psycopg"), "sweep"),
     "pytorch_optimizer": "bench",
 }
 """The extra of torch-esam that has a package, by the name that is imported."""

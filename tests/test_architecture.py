@@ -24,6 +24,7 @@ ALLOWED = {
     "recipes": {"optim", "train", "compare"},
     "paper": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "files", "extras"},
     "frontier": {"optim", "train", "analysis", "compare", "report", "files"},
+    "sweep": {"optim", "train", "compare", "report", "files"},
     "integrations": {"optim"},
     "cli": {
         "optim",
@@ -35,6 +36,7 @@ ALLOWED = {
         "recipes",
         "paper",
         "frontier",
+        "sweep",
         "files",
         "extras",
     },

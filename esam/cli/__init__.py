@@ -26,6 +26,7 @@ commands:
   analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
   reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
   frontier          methods and controls, tuned alike, in regimes of many kinds: the map
+  sweep [RECIPE]    a search for settings, by one worker or many; table, front and report
   doctor [RECIPE]   some steps of a run, watched: what makes training worse, each with its remedy
   bench step        what a step of each method costs: time, passes, memory
   report FOLDER     the records below a folder as one HTML page
@@ -43,6 +44,7 @@ COMMANDS = {
     "analyze": "analyze",
     "reproduce": "reproduce",
     "frontier": "frontier",
+    "sweep": "sweep",
     "doctor": "doctor",
     "bench": "bench",
     "report": "report",

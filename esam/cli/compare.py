@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import tyro
 
 from esam.compare.plan import DEFAULT_METHODS, Comparison, PlannedRun
+from esam.compare.where import Where
 from esam.report.sheets import Form
 from esam.train.config import Config
 
@@ -37,7 +39,8 @@ class CompareOptions:
     out: Path = Path("runs/compare")
     """Folder of the runs and of report.html."""
     jobs: int = 1
-    """Runs at a time."""
+    """Runs at a time on this machine; a cluster does as many as it has room for."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
     tune: int = 0
     """Trials of each method on held-out training data, before the runs; 4 is a good number, 0: none.
 
@@ -69,7 +72,7 @@ def compare(arguments: list[str]) -> None:
     if options.print_config:
         words = tuple(f"{method}.{name}={value}" for method, own in settings.items() for name, value in own.items())
         names = ("methods", "seeds", "out", "jobs", "tune", "tune_over", "format")
-        more = {**{name: getattr(options, name) for name in names}, "set": words}
+        more = {**{name: getattr(options, name) for name in names}, **vars(options.where), "set": words}
         print(config_text("compare", config, SharedConfig, more))
         return
     from esam.compare.check import check
@@ -102,21 +105,24 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
     def say(line: str) -> None:
         aside.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    if options.tune:
-        launch = lambda runs: watch(Launcher(runs, jobs=options.jobs), aside)  # noqa: E731
-        comparison, _ = tune(comparison, beside, options.tune, launch, options.tune_over)
-        say(f"{as_text(tried_sheet(comparison.tuned))}\n")
-    runs = plan(comparison, options.out)
-    tell_search(runs)
-    launcher = Launcher(runs, jobs=options.jobs)
-    say(f"{len(runs)} runs, each {told_run(comparison.config)}")
-    for method, config in {run.config.method: run.config for run in runs}.items():
-        say(f"  {method}: {told_method(config)}")
     failure: RuntimeError | None = None
-    try:
-        watch(launcher, aside)
-    except RuntimeError as error:  # what the other runs gave is shown all the same
-        failure = error
+    with options.where.place(options.jobs) as place:
+
+        def launch(runs: Sequence[PlannedRun]) -> None:
+            watch(Launcher(runs, place=place), aside)
+
+        if options.tune:
+            comparison, _ = tune(comparison, beside, options.tune, launch, options.tune_over)
+            say(f"{as_text(tried_sheet(comparison.tuned))}\n")
+        runs = plan(comparison, options.out)
+        tell_search(runs)
+        say(f"{len(runs)} runs, each {told_run(comparison.config)}")
+        for method, config in {run.config.method: run.config for run in runs}.items():
+            say(f"  {method}: {told_method(config)}")
+        try:
+            launch(runs)
+        except RuntimeError as error:  # what the other runs gave is shown all the same
+            failure = error
     if records := [record for run in runs if (record := run.record()) is not None]:
         report = f"report: {write_report(options.out)}"
         if options.format == "table":

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+import tyro
+
+from esam.compare.where import Where
 from esam.report.sheets import Form
 
 from .parsing import parse
@@ -24,7 +27,8 @@ class FrontierOptions:
     entrants: tuple[str, ...] = ()
     """Only these; all, if none is named."""
     jobs: int = 1
-    """Runs at a time, each on one thread."""
+    """Runs at a time on this machine, each on one thread; a cluster does as many as it has room for."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
     map: bool = False
     """Run nothing: make table, page and picture from the records that are there."""
     format: Form = "table"
@@ -43,7 +47,9 @@ def frontier(arguments: list[str]) -> None:
     arena = arena_of(options.out, options.regimes, options.entrants)
     if not options.map:
         stages = STAGES if options.stage == "all" else (options.stage,)
-        make(arena, stages, jobs=options.jobs, tell=lambda line: print(line, flush=True))
+        tell = lambda line: print(line, flush=True)  # noqa: E731
+        with options.where.place(options.jobs) as place:
+            make(arena, stages, jobs=options.jobs, tell=tell, place=place if options.where.cluster else None)
     _show(options.out, options.format)
 
 

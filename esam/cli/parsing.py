@@ -45,6 +45,7 @@ def parse_run(
     Every setting that some method of the registry has is an option too, such as --rho; a file that --config names is
     read first. ``shape`` is the configuration as the command has it, with what it cannot use marked as fixed.
     """
+    from esam.compare.where import Where
     from esam.optim import METHODS
 
     takers: dict[tuple[str, type], list[str]] = {}
@@ -58,7 +59,9 @@ def parse_run(
     whole = dataclasses.make_dataclass(
         options.__name__, fields, bases=(options,), frozen=True, namespace={"__doc__": options.__doc__}
     )
-    known = {f.name for f in dataclasses.fields(whole)} - {"config", "file", "print_config"} | set(config_names(shape))
+    own = {f.name for f in dataclasses.fields(whole)}
+    places = {f.name for f in dataclasses.fields(Where)} if "where" in own else set()
+    known = own - {"config", "file", "print_config", "where"} | places | set(config_names(shape))
     begun = shape(**{**vars(start), "settings": {}})
     parsed = parse(command, whole, take_file(arguments, known), config=begun, **defaults)
     asked = {setting: getattr(parsed, setting) for setting, _ in takers if getattr(parsed, setting) is not None}
@@ -68,7 +71,7 @@ def parse_run(
 def config_names(shape: type[Config]) -> list[str]:
     """Return the fields of a configuration that a command line can set."""
     fixed = () if shape is Config else inspect.get_annotations(shape)
-    return [field.name for field in dataclasses.fields(shape) if field.name not in {"settings", *fixed}]
+    return [field.name for field in dataclasses.fields(shape) if field.name not in {"settings", "tuned", *fixed}]
 
 
 def config_text(command: str, config: Config, shape: type[Config], more: Mapping[str, Any]) -> str:

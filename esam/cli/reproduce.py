@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from esam.compare.where import Where
 from esam.report.sheets import Form
 from esam.train.names import did_you_mean
 
 from .parsing import parse
 
 if TYPE_CHECKING:
+    from esam.compare.launch import Place
     from esam.paper.engine.store import ResultStore
 
 
@@ -35,7 +37,8 @@ class ReproduceOptions:
     shared: tuple[Path, ...] = ()
     """Other folders whose finished runs are used, such as results/cifar10/runs."""
     jobs: int = 1
-    """Runs at a time."""
+    """Runs at a time on this machine; a cluster does as many as it has room for."""
+    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
     plan: bool = False
     """Tell what would be done, and what it would cost; do nothing."""
     markdown: bool = False
@@ -68,7 +71,8 @@ def reproduce(arguments: list[str]) -> None:
         print("\n\n".join(plan_text(ITEMS[name], store) for name in chosen))
         print("", commands(options.item, _given(options)), sep="\n")
     else:
-        _make_items(options.item, store, options.jobs, options.format)
+        with options.where.place(options.jobs) as place:
+            _make_items(options.item, store, place, options.format)
 
 
 def _given(options: ReproduceOptions) -> list[str]:
@@ -77,7 +81,7 @@ def _given(options: ReproduceOptions) -> list[str]:
     return words + (["--shared", *map(str, options.shared)] if options.shared else [])
 
 
-def _make_items(asked: str, store: ResultStore, jobs: int, form: Form) -> None:
+def _make_items(asked: str, store: ResultStore, place: Place, form: Form) -> None:
     """Make one item or all; what fails does not keep the others from being made."""
     from rich.console import Console
 
@@ -96,7 +100,7 @@ def _make_items(asked: str, store: ResultStore, jobs: int, form: Form) -> None:
                 item,
                 store,
                 items=ITEMS,
-                jobs=jobs,
+                place=place,
                 tell=lambda line: print(f"  {line}", flush=True),
                 watch=lambda launcher: watch(launcher, console),
             )

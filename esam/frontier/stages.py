@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from esam.compare.launch import Place
 from esam.compare.plan import PlannedRun, folder_of
 from esam.train.config import Config
 from esam.train.names import did_you_mean
 
+from .elsewhere import Elsewhere
 from .engine import Engine, ended
 from .entrants import ENTRANTS, PROTECTED, Entrant
 from .regimes import REGIMES, Regime
@@ -102,10 +105,12 @@ def accuracy(run: PlannedRun) -> float:
     return float(last or 0.0)
 
 
-def make(arena: Arena, stages: Sequence[str], *, jobs: int, tell: Callable[[str], None]) -> None:
-    """Run the stages, or what is left of them; interrupted, the same call resumes."""
+def make(
+    arena: Arena, stages: Sequence[str], *, jobs: int, tell: Callable[[str], None], place: Place | None = None
+) -> None:
+    """Run the stages, or what is left of them, here or at another place; interrupted, the same call resumes."""
     regimes = list(arena.regimes)
-    with Engine(jobs, tell) as engine:
+    with Engine(jobs, tell) if place is None else nullcontext(Elsewhere(place, tell)) as engine:
         if "screen" in stages:
             screened = [regime for regime in arena.screened if regime in regimes]
             engine.make("screen, search", arena.trials(arena.entrants, screened))

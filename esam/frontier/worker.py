@@ -1,12 +1,20 @@
-"""What does a worker do? One run after the other, in a process that keeps torch and the data loaded."""
+"""What does a worker do? One run after the other, in a process that keeps torch and the data loaded.
+
+``python -m esam.frontier.worker FOLDER`` does the one whose configuration stands in the folder.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esam.train.record import RunRecord
 
 NICENESS = 10
 
@@ -35,7 +43,14 @@ def attempt(values: dict[str, Any], folder: Path) -> str:
     checkpoint = Checkpoint(folder)
     for path in (checkpoint.path, checkpoint.previous, folder / ".lock"):
         path.unlink(missing_ok=True)
+    return how_it_went(record)
+
+
+def how_it_went(record: RunRecord) -> str:
+    """Return a word on a run that has ended."""
     assert record.end is not None
+    if record.end["status"] == "failed":
+        return f"failed ({record.end['error']})"
     last, seconds = record.end["test_accuracy"]["last"], record.end["cpu_seconds"]
     accuracy = "no accuracy" if last is None else f"{100 * last:.2f} %"
     diverged = ", diverged" if record.epochs[-1]["train_loss"] is None else ""
@@ -60,3 +75,10 @@ def record_failure(config: Any, folder: Path, message: str) -> None:
         evaluated = []
     best = {"last": evaluated[-1], "best": max(evaluated)} if evaluated else {"last": None, "best": None}
     writer.end(status="failed", test_accuracy=best, error=message)
+
+
+if __name__ == "__main__":
+    from esam.compare.plan import CONFIG_NAME
+
+    place = Path(sys.argv[1])
+    attempt(json.loads((place / CONFIG_NAME).read_text()), place)

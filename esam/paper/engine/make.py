@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from esam.compare.launch import Launcher
+from esam.compare.launch import Launcher, Place
 from esam.compare.plan import PlannedRun
 from esam.report.reproduction import Part, write_page
 from esam.train.config import Config
@@ -39,12 +39,14 @@ def make(
     *,
     items: Items,
     jobs: int = 1,
+    place: Place | None = None,
     tell: Tell = lambda _: None,
     watch: Callable[[Launcher], None] = lambda launcher: launcher(),
 ) -> Measured:
     """Make one item: train what is missing, work it out, write and draw it; return its measured values.
 
-    Interrupted anywhere, the same call resumes. ``items`` are all there are: a message about missing data offers some.
+    Interrupted anywhere, the same call resumes. Runs are trained here, ``jobs`` at a time, or at ``place``. ``items``
+    are all there are: a message about missing data offers some.
     """
     from esam.train.runs import chosen_device
 
@@ -59,7 +61,7 @@ def make(
             if run.worker == PROBING_WORKER:
                 assert needs.probe is not None
                 write_probe(run.folder, needs.probe)
-        watch(Launcher(missing, jobs=jobs))
+        watch(Launcher(missing, jobs=jobs, place=place))
     store.save(item, item.analyse(Inputs(store, needs, tell)), environment(str(chosen_device("auto"))))
     result = store.result(item)  # as it was written: what is not finite is None
     assert result is not None

@@ -1,0 +1,74 @@
+"""How many runs an hour does a comparison do on one and on two nodes of a Ray cluster, and in processes without Ray?
+
+    python benchmarks/cluster.py [--runs 8] [--out results/speed/cluster.json]
+
+The nodes are processes on this machine with one CPU each; the clock starts when the cluster is up. Each run is a small
+CNN on digits, 10 epochs, one thread, in a process of its own: starting it (Python, torch, data) is a part of the run.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from ray_nodes import RayNodes, wait_until
+
+from esam.compare import Comparison, Launcher, plan
+from esam.compare.cluster import RayCluster, connected
+from esam.compare.launch import Processes
+from esam.files import write_atomically
+from esam.train import Config
+from esam.train.record import environment
+
+CONFIG = Config(data="digits", model="cnn", batch_size=64, epochs=10, lr=0.05, threads=1)
+METHODS = ("base", "sam")
+
+
+def timed(place, count):
+    """Return the seconds that so many runs take at a place."""
+    with tempfile.TemporaryDirectory() as out:
+        runs = plan(Comparison(CONFIG, METHODS, tuple(range(-(-count // len(METHODS))))), out)[:count]
+        began = time.perf_counter()
+        Launcher(runs, poll=0.1, place=place)()
+        return time.perf_counter() - began
+
+
+def on_ray(nodes, count):
+    """Return the seconds that so many runs take on so many nodes."""
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="ray-") as folder:
+        os.environ["RAY_TMPDIR"] = folder
+        with RayNodes(Path(folder), nodes=nodes) as started, connected(started.address):
+            wait_until(lambda: ray.cluster_resources().get("CPU") == nodes, "the nodes")
+            return timed(RayCluster(), count)
+
+
+def measure(count):
+    places = {
+        "1 process": lambda: timed(Processes(1), count),
+        "2 processes": lambda: timed(Processes(2), count),
+        "Ray, 1 node": lambda: on_ray(1, count),
+        "Ray, 2 nodes": lambda: on_ray(2, count),
+    }
+    found = {}
+    for name, take in places.items():
+        seconds = take()
+        found[name] = {"seconds": seconds, "runs / hour": 3600 * count / seconds, "load": os.getloadavg()[0]}
+        print(f"{name}: {found[name]['runs / hour']:.0f} runs an hour", flush=True)
+    told = {"cores": os.cpu_count(), "runs": count, "config": CONFIG.as_json(), "methods": METHODS}
+    return {**told, "places": found, "environment": environment()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=8)
+    parser.add_argument("--out", type=Path, default=Path("results/speed/cluster.json"))
+    options = parser.parse_args()
+    write_atomically(options.out, (json.dumps(measure(options.runs), indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
