@@ -11,7 +11,7 @@ from esam.paper.engine.inputs import Inputs
 from esam.paper.engine.store import ResultStore
 from esam.paper.items import ITEMS, table1, table2, table3, vit
 from esam.paper.items.tables import TableFigures, method_figures
-from esam.paper.scales import SCALES
+from esam.paper.scales import OWN_BEST, SCALES
 from esam.paper.verdicts import INCONCLUSIVE
 
 ROOT = Path(__file__).parent.parent
@@ -104,3 +104,12 @@ def test_thinning_a_record_keeps_its_ends_its_evaluations_and_every_tenth_epoch(
     assert thinned(thinned(text)) == thinned(text)
     running = text.replace('{"kind": "end"}\n', "")
     assert thinned(running) == running
+
+
+def test_each_methods_own_best_is_the_best_point_of_its_search():
+    store = ResultStore(RESULTS / "reproduce", SCALES["cpu"]())
+    points = store.result(ITEMS["grid-search"]).measured
+    for method, own in OWN_BEST.items():
+        best = points.of(method)[0]
+        rho = {} if best.rho is None else {"rho": best.rho}
+        assert own == {"lr": best.lr, "weight_decay": best.weight_decay, **rho}

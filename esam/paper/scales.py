@@ -23,7 +23,11 @@ IMAGENET = "ILSVRC/imagenet-1k"
 DECAYS = {method: {"weight_decay": 1e-3} for method in ("sam", "esam", "esam-swp", "esam-sds", "esam-random")}
 LENGTHS = (25, 50, 100, 200, 400)
 """Epochs in the study of how long SDS takes."""
-OWN_BEST: dict[str, dict[str, Any]] = {}
+OWN_BEST: dict[str, dict[str, Any]] = {
+    "base": {"lr": 0.1, "weight_decay": 5e-4},
+    "sam": {"lr": 0.1, "weight_decay": 1e-3, "rho": 0.1},
+    "esam": {"lr": 0.1, "weight_decay": 1e-3, "rho": 0.1},
+}
 """What each method's own search found on ResNet-8, CIFAR-10: the best points of the item grid-search."""
 FOUR = tuple((model, data) for model in ("ResNet-18", "WRN-28-10") for data in CIFARS)
 """The tasks of the paper's ablation, which are studied and probed too."""
