@@ -29,6 +29,7 @@ def tiny_scale(**changes):
         name="tiny",
         machine="CPU",
         comparisons=comparisons,
+        beside=("esam-random",),
         ablation=(first, ("WRN-28-10", "CIFAR-10")),
         study=(("ResNet-18", "CIFAR-10"),),
         study_seeds=(0,),

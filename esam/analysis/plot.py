@@ -38,11 +38,12 @@ class Bar(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """A dot, and the words beside it."""
+    """A dot, the words beside it, and how far y spreads if that is known."""
 
     x: float
     y: float
     words: str = ""
+    spread: float | None = None
 
 
 class Curve(NamedTuple):
@@ -273,6 +274,9 @@ def dots(
             axes.plot(dot.x, dot.y, "o", color=own[name], markersize=10, markeredgecolor="white", zorder=3)
             where = {"xytext": (0, 14), "textcoords": "offset points", "fontweight": "bold", "ha": "center"}
             axes.annotate(dot.words or name, (dot.x, dot.y), color=own[name], **where)
+        for name, dot in [*isolated.items(), *((name, dot) for name, row in connected.items() for dot in row)]:
+            if dot.spread:
+                axes.errorbar(dot.x, dot.y, dot.spread, fmt="none", ecolor=own[name], elinewidth=0.8, capsize=2)
         axes.margins(x=0.12, y=0.12)
         _finish(axes, x_label, y_label, title, legend=bool(connected))
 

@@ -56,6 +56,7 @@ def paper_scale() -> ExperimentScale:
         name="paper",
         machine="GPU",
         comparisons=comparisons,
+        beside=("esam-random",),
         ablation=FOUR,
         study=FOUR,
         study_seeds=(0, 1, 2),
@@ -74,28 +75,23 @@ def paper_scale() -> ExperimentScale:
 
 
 def cpu_scale() -> ExperimentScale:
-    """Small models on few images of the real CIFAR, 16 x 16, trained as long as the paper's: every method fits them.
+    """A small model on few images of the real CIFAR, 16 x 16, trained as long as the paper's: every method fits them.
 
     The paper's learning rate for each sample, weight decays and radii, without augmentation, in one thread.
     """
     common = Config(size=16, train_size=1_000, epochs=200, evaluate_every=200, lr=0.05, weight_decay=5e-4, threads=1)
     cifar = Comparison(common, settings=DECAYS)
-    wide = {"lr": 0.025, "settings": {"rho": 0.1, "beta": 0.5}}  # .05 for batches of 256
-    pyramid = with_changes(cifar, model="pyramidnet8", settings={"rho": 0.2})
-    comparisons = {
-        **_on_cifars("ResNet-18", with_changes(cifar, model="resnet8")),
-        **_on_cifars("WRN-28-10", with_changes(cifar, model="wrn10-1", **wide)),
-        **_on_cifars("PyramidNet-110", dataclasses.replace(pyramid, settings={})),
-    }
+    comparisons = _on_cifars("ResNet-18", with_changes(cifar, model="resnet8"))
     first = ("ResNet-18", "CIFAR-10")
     return ExperimentScale(
         name="cpu",
         machine="CPU",
         comparisons=comparisons,
+        beside=(),
         ablation=(first,),
         study=(first,),
         study_seeds=(0, 1),
-        study_shares=(0.3, 0.5, 0.7, 0.9),
+        study_shares=(0.3, 0.5, 0.7),
         probe=Probe(every=20, batches=4, batch_size=128),
         landscape=first,
         random_plane=PlaneSize(points=21, groups=3, reach=1.0, images=500),
@@ -104,13 +100,12 @@ def cpu_scale() -> ExperimentScale:
         toys=ToyMLPs(width=256, draws=100, betas=(0.1, 0.3, 0.5, 0.7, 0.9, 1.0)),
         search=SearchGrid(
             _judged_on_held_out(_shorter(comparisons[first], 100)),
-            lrs=(0.025, 0.05, 0.1, 0.2),
+            lrs=(0.05, 0.1),
             batch_sizes=(128,),
             rhos=(0.05, 0.1),
-            lrs_with_rho=(0.05, 0.1),
         ),
         tuned={first: dataclasses.replace(comparisons[first], settings=OWN_BEST)},
-        length=LengthStudy(first, LENGTHS, LENGTHS[:-1], (50, 200)),
+        length=LengthStudy(first, LENGTHS[:-1], LENGTHS[:-1], (50, 200)),
         timed_rounds=100,
     )
 
@@ -142,6 +137,7 @@ def short_scale() -> ExperimentScale:
         name="short",
         machine="CPU",
         comparisons=comparisons,
+        beside=("esam-random",),
         ablation=FOUR,
         study=(("WRN-28-10", "CIFAR-10"),),
         study_seeds=(0,),

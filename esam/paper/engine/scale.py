@@ -68,8 +68,7 @@ class SearchGrid:
     weight_decays: tuple[float, ...] = (5e-4, 1e-3)
     batch_sizes: tuple[int, ...] = (64, 128, 256)
     rhos: tuple[float, ...] = ()
-    """Where given, a method that has a radius searches these with ``lrs_with_rho``."""
-    lrs_with_rho: tuple[float, ...] = ()
+    """Where two are given, methods with a radius search half of the grid with them: as many points as without."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,8 @@ class ExperimentScale:
     machine: Literal["GPU", "CPU"]
     comparisons: Mapping[PaperTask, Comparison]
     """What is trained for each column of the paper's tables."""
+    beside: tuple[str, ...]
+    """Methods that the paper does not have, beside its own in ResNet-18's columns of Table 1."""
     ablation: tuple[PaperTask, ...]
     """Where SWP and SDS are trained alone."""
     study: tuple[PaperTask, ...]

@@ -18,7 +18,7 @@ from esam.report.sheets import Sheet
 
 from ..engine.inputs import Inputs
 from ..engine.item import Item, MethodRuns, Needs, runs_of, with_changes
-from ..engine.scale import ExperimentScale
+from ..engine.scale import ExperimentScale, SearchGrid
 from ..engine.values import ABSENT, Repeated
 from .tables import THREE
 
@@ -64,15 +64,24 @@ def needs(scale: ExperimentScale) -> Needs:
     """Return a run for each method and point of the grid."""
     search, runs = scale.search, list[MethodRuns]()
     for method in THREE:
-        radii = search.rhos if method != "base" else ()
-        lrs = search.lrs_with_rho if radii else search.lrs
-        for lr, decay, size, rho in product(lrs, search.weight_decays, search.batch_sizes, radii or (None,)):
+        for lr, decay, size, rho in _points(search, radius=method != "base"):
             start = with_changes(search.start, lr=lr, weight_decay=decay, batch_size=size)
             own = {k: v for k, v in start.settings.get(method, {}).items() if k != "weight_decay"}
             own |= {} if rho is None else {"rho": rho}
             runs += runs_of(("ResNet-18", "CIFAR-10"), dataclasses.replace(start, settings={method: own}), (method,))
     every = {"lr": search.lrs, "decay": search.weight_decays, "batch": search.batch_sizes}
     return Needs(runs=tuple(runs), sizes={name: ", ".join(f"{v:g}" for v in values) for name, values in every.items()})
+
+
+def _points(search: SearchGrid, *, radius: bool) -> list[tuple[float, float, int, float | None]]:
+    """Return learning rate, weight decay, batch size and perhaps rho of each point of a method's search.
+
+    With rho, half of the grid is taken, in which each value meets each value of every other kind as often.
+    """
+    places = list(product(enumerate(search.lrs), enumerate(search.weight_decays), search.batch_sizes))
+    if not radius or not search.rhos:
+        return [(lr, decay, size, None) for (_, lr), (_, decay), size in places]
+    return [(lr, decay, size, search.rhos[(i + j + 1) % 2]) for (i, lr), (j, decay), size in places]
 
 
 def analyse(inputs: Inputs) -> SearchFigures:
@@ -124,6 +133,7 @@ ITEM = Item(
     draw=draw,
     notes=(
         "The paper tunes on the test accuracy; here a fifth of the training images, held out, decides.",
-        "Where rho is searched too, every method has as many points: more learning rates for SGD, which has no rho.",
+        "Where rho is searched too, every method has as many points: those with a radius search half of the grid, in "
+        "which each value meets each other one.",
     ),
 )

@@ -14,7 +14,7 @@ ITEM = table_item(
     "SGD, SAM and ESAM, each at its own best",
     heading="Accuracy and training speed, each method tuned",
     paper=PAPER,
-    methods=lambda _: THREE,
+    methods=lambda *_: THREE,
     comparisons=lambda scale: scale.tuned,
     notes=(
         "Learning rate, weight decay and rho of each method are the best of its own search in grid-search: as many "

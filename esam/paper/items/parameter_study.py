@@ -62,12 +62,15 @@ def draw(measured: TableFigures, path: Path) -> list[Path]:
             studied = own.share is not None
             name = f"{own.label}, {PARAMETERS[own.method]} .3 to .9" if studied else own.label
             colours[name] = METHODS[own.method].colour or SPARE
-            dot = Dot(own.speed.images_per_second, own.accuracy.mean or 0.0, f"{own.share:g}" if studied else "")
+            words, accuracy = f"{own.share:g}" if studied else "", own.accuracy
+            dot = Dot(own.speed.images_per_second, accuracy.mean or 0.0, words, accuracy.std)
             if studied:
                 connected.setdefault(name, []).append(dot)
             else:
                 isolated[name] = dot
-        where, title = path.with_name(f"{path.name}-{slug(one.workload.paper)}"), one.workload.title
+        where = path.with_name(f"{path.name}-{slug(one.workload.paper)}")
+        counts = sorted({own.accuracy.n for own in one.methods})
+        title = f"{one.workload.title}\nwhiskers: standard deviation over n = {' to '.join(map(str, counts))} seeds"
         labels = {"x_label": "training speed, images/s", "y_label": "test accuracy, %"}
         written += dots(where, connected, isolated, colours=colours, title=title, **labels)
     return written

@@ -5,7 +5,7 @@ Paper: 3 seeds each, 200 or 300 epochs. CPU scale: ResNet-8, WRN-10-1 and Pyrami
 
 from __future__ import annotations
 
-from ..engine.scale import PaperTask
+from ..engine.scale import ExperimentScale, PaperTask
 from .tables import RANDOM_TASKS, THREE, PaperTable, printed, table_item
 
 PAPER: PaperTable = {
@@ -30,9 +30,9 @@ PAPER: PaperTable = {
 }
 
 
-def methods_on(task: PaperTask) -> tuple[str, ...]:
+def methods_on(scale: ExperimentScale, task: PaperTask) -> tuple[str, ...]:
     """Return the methods that have a row on a task."""
-    return (*THREE, "esam-random") if task in RANDOM_TASKS else THREE
+    return (*THREE, *scale.beside) if task in RANDOM_TASKS else THREE
 
 
 ITEM = table_item(

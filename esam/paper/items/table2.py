@@ -18,7 +18,7 @@ ITEM = table_item(
     "ImageNet by SGD, SAM and ESAM, m-sharpness",
     heading="Accuracy and training speed on ImageNet",
     paper=PAPER,
-    methods=lambda _: THREE,
+    methods=lambda *_: THREE,
     notes=(
         "The paper takes its accuracies of SGD and SAM from another paper. At the CPU scale ResNet-14 and ResNet-20 on "
         "a part of CIFAR-100 stand for ResNet-50 and ResNet-101 on ImageNet, with m = 32 in batches of 128.",

@@ -28,7 +28,7 @@ ITEM = table_item(
     "Ablation: SAM with SWP, with SDS, with both",
     heading="What SWP and SDS add",
     paper=PAPER,
-    methods=lambda _: FIVE,
+    methods=lambda *_: FIVE,
     tasks=lambda scale: scale.ablation,
     notes=("The paper's Tables 1 and 3 differ in three numbers of the same runs; each is quoted as it is printed.",),
 )

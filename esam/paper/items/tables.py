@@ -207,7 +207,7 @@ def table_item(
     *,
     heading: str,
     paper: PaperTable,
-    methods: Callable[[PaperTask], Sequence[str]],
+    methods: Callable[[ExperimentScale, PaperTask], Sequence[str]],
     notes: tuple[str, ...],
     tasks: Callable[[ExperimentScale], Sequence[PaperTask]] | None = None,
     comparisons: Callable[[ExperimentScale], Mapping[PaperTask, Comparison]] = lambda scale: scale.comparisons,
@@ -218,7 +218,7 @@ def table_item(
     def needs(scale: ExperimentScale) -> Needs:
         own = comparisons(scale)
         known = [task for task in (tasks(scale) if tasks else paper) if task in own]
-        every = [runs for task in known for runs in runs_of(task, own[task], methods(task))]
+        every = [runs for task in known for runs in runs_of(task, own[task], methods(scale, task))]
         return Needs(runs=tuple(every))
 
     return Item(
