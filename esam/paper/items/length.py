@@ -22,7 +22,7 @@ from ..engine.values import Repeated, number
 from .tables import THREE
 
 COLOURS = {"SGD": "#66707d", "ESAM": "#2b87e8", "ESAM-SDS": "#5a50dc"}
-VARIANT_COLOURS = ("#0d8f58", "#e4539f", "#d17a12", "#b0329c")
+VARIANT_COLOURS = ("#0d8f58", "#e4539f", "#00939c", "#b0329c")
 
 
 @dataclass(frozen=True)
