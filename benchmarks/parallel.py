@@ -4,7 +4,7 @@
 
 Two processes on this machine, gloo over loopback, one thread each. Every step is timed three times: in one process
 alone, in two processes side by side that exchange nothing, and on two ranks; each with the same samples on each rank.
-Memory is that of one process, with a batch so small that weights are all that counts.
+Memory is that of one process, with a small batch: beyond the base's, weights are all that counts.
 """
 
 import argparse

@@ -116,15 +116,19 @@ def many_sheet(work: Workload) -> Sheet:
 
 
 def memory_sheet(result: dict[str, Any]) -> Sheet:
-    """Return what each device holds, activations apart: in units of the weights, and for a large net."""
+    """Return what each device holds, activations apart: in units of the weights, and for a large net.
+
+    What the base holds beyond its gradient is activations, and they are the same for all.
+    """
     rows = []
-    for name, held in result["held"].items():
+    for name, peak in result["held"].items():
+        held = 1 + peak - result["held"]["base"]
         whole, shards = (
             memory(held, VIT_LARGE, ranks=ranks, state=2.0, strategy=how) / 2**30  # type: ignore[arg-type]
             for ranks, how in ((1, "ddp"), (64, "fsdp"))
         )
         rows.append((f"`{name}`", f"{held:.1f}", f"{whole:.1f}", f"{1024 * shards:.0f}"))
-    head = ("step by", "held, in weights", "ViT-L, AdamW, replica, GiB", "in 64 shards, MiB")
+    head = ("step by", "held, in weights", "ViT-L, AdamW, in a replica, GiB", "in 64 shards, MiB")
     return Sheet("", head, tuple(rows))
 
 
