@@ -239,9 +239,7 @@ def test_no_fault_leaves_a_trace_and_the_next_step_is_an_undisturbed_twins(row):
         passed |= {(form, place): times for place, times in run.fault.passed.items()}
         twin.step(form, step, scale)
         assert differences(run.everything(), twin.everything()) == [], what
-        if sum(struck.values()) >= (
-            FAULTS if set(struck) == set(PLACES) else 4 * FAULTS
-        ):  # chance may be slow to come by
+        if sum(struck.values()) >= (FAULTS if set(struck) == set(PLACES) else 4 * FAULTS):  # a place may be rare
             break
     assert set(struck) == set(PLACES), struck
 
