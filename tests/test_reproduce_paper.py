@@ -50,7 +50,7 @@ def test_every_network_of_the_paper_takes_esams_step_and_the_smallest_every_meth
         if config.method == "esam" or config.model == "resnet18"
     }
     small = {method for model, method in chosen if model == "resnet18"}
-    assert small == {"base", "sam", "esam", "esam-swp", "esam-sds", "esam-random"} and len(chosen) == 6 + 5
+    assert small == {"base", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "sds-level"} and len(chosen) == 7 + 5
     for config in chosen.values():
         loss, moved = stepped(config)
         assert 0 < loss < 50 and moved, config
