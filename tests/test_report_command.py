@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from esam.cli.compare import CompareOptions
+from esam.cli.compare import CompareOptions, SharedConfig
 from esam.cli.parsing import parse_run, settings_by_method
 from esam.compare import Comparison, plan
 from esam.recipes.cifar import cifar10_small
@@ -37,7 +37,7 @@ def groups(found):
 def planned_by(command, folder):
     esam, compare, *words = shlex.split(command)
     assert (esam, compare) == ("esam", "compare")
-    options, config = parse_run("compare", CompareOptions, words, Config())
+    options, config = parse_run("compare", CompareOptions, words, Config(), shape=SharedConfig)
     settings = settings_by_method(options.set)
     return {run.folder.name for run in plan(Comparison(config, options.methods, options.seeds, settings), folder)}
 

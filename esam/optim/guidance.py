@@ -107,7 +107,7 @@ class Watch(Unwatched):
         """Note how long a perturbation is beside what it perturbs."""
         norms = tensor_norms(eps.directions)
         length = math.sqrt(sum((f * n) ** 2 for f, n in zip(eps.factors, norms, strict=True)))
-        whole = whole_norm(self.optimizer.parallel.local(list(weights)))
+        whole = whole_norm([w.to_local() if hasattr(w, "to_local") else w for w in weights])
         self.aimless += length == 0
         if length > 0 and whole > 0:
             most = max(group.get("rho", self.optimizer.rho) for group in self.optimizer.param_groups)
