@@ -9,7 +9,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,9 @@ FRONTIER = RESULTS / "frontier"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Sharpness", "Forward", "Backward")
 NOISY, CLEAN = 0.2, 0.0
+ACCURACIES = ("Task, method", "Accuracy, %", "Training, %", "over base", "paper", "n")
+LENGTHS = ("Epochs, method", "Accuracy, %", "over SAM, points", "Training, %", "Training loss", "Cost, SGD 3", "n")
+FLATNESS = ("Method", "Mean rise on the plane", "Sharpness R_S", "Largest eigenvalue", "Trace", "Training loss", "n")
 
 
 def record(name: str) -> dict[str, Any]:
@@ -117,6 +120,21 @@ def release() -> str:
     return as_markdown(Sheet("", ("Python", "torch", "extra", "result"), tuple(rows)))
 
 
+def reproduced(name: str, columns: Sequence[str]) -> str:
+    """Return some columns of an item's first table, as it was made at the CPU scale."""
+    from esam.paper.engine.store import ResultStore
+    from esam.paper.items import ITEMS
+    from esam.paper.scales import SCALES
+
+    result = ResultStore(RESULTS / "reproduce", SCALES["cpu"]()).result(ITEMS[name])
+    if result is None:
+        return "Not made yet."
+    sheet = ITEMS[name].sheets(result.measured)[0]
+    places = [sheet.head.index(column) for column in columns]
+    rows = tuple(tuple(row[place] for place in places) for row in sheet.rows)
+    return as_markdown(Sheet(sheet.title, tuple(columns), rows))
+
+
 def toy() -> str:
     """Return what SWP saves on the paper's toy MLPs."""
     import toy_mlp
@@ -186,6 +204,11 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "studied": studied,
     "claims-cpu": lambda: claims("cpu"),
     "claims-short": lambda: claims("short"),
+    "cpu-table1": lambda: reproduced("table1", ACCURACIES),
+    "cpu-table3": lambda: reproduced("table3", ACCURACIES),
+    "cpu-own-best": lambda: reproduced("own-best", ACCURACIES),
+    "cpu-length": lambda: reproduced("length", LENGTHS),
+    "cpu-flatness": lambda: reproduced("landscapes", FLATNESS),
     **{
         f"steps-{name}": lambda name=name: as_markdown(steps_sheet(record(f"speed/{name}.json")))  # type: ignore[misc]
         for name in ("resnet18", "vit-tiny", "longer-vit-tiny", "peers-resnet18", "peers-vit-tiny")
