@@ -85,7 +85,7 @@ def test_whatever_cannot_be_told_says_why(store):
 
 
 def test_the_claims_in_the_docs_are_those_of_the_results(store):
-    page = "".join((ROOT / "docs" / name).read_text() for name in ("reproduce.md", "reproduce-short.md"))
+    page = "".join((ROOT / "docs" / name).read_text() for name in ("reproduce.md", "reproduce_short.md"))
     name = f"claims-{store.scale.name}"
     block = page.split(f"<!-- {name} -->")[1].split(f"<!-- /{name} -->")[0]
     assert block.strip() == claims_markdown(store)
