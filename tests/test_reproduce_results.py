@@ -73,6 +73,15 @@ def test_every_method_of_a_table_was_timed_as_often_as_the_scale_says(store, nam
             assert own.speed.over_sam.low <= own.speed.over_sam.high
 
 
+def test_a_method_has_one_speed_on_a_workload_in_every_table():
+    store, speeds = ResultStore(RESULTS / "reproduce", SCALES["cpu"]()), {}
+    for result in (result_of(store, name) for name in TABLES):
+        for one in () if result is None else result.measured.workloads:
+            for own in one.methods:
+                speeds.setdefault((one.workload, own.method, own.share), set()).add(own.speed)
+    assert len(speeds) > 8 and all(len(every) == 1 for every in speeds.values())
+
+
 @pytest.mark.parametrize("name", ["grid-search", "four-losses", "cosines", "linearity", "sds-illustration"])
 def test_what_an_item_tells_follows_from_what_was_kept(store, name):
     item = ITEMS[name]

@@ -49,7 +49,7 @@ class Speed:
 
 def timed(inputs: Inputs, workload: Workload, every: Sequence[MethodRuns]) -> tuple[int, tuple[Speed, ...]]:
     """Return the CPU threads, and each method's speed; timed once for all tables, then remembered."""
-    together = {_name(runs): runs.configs[0] for runs in [*_of_all_tables(inputs, workload), *every]}
+    together = {name: runs.configs[0] for name, runs in _of_all_tables(inputs, workload).items()}
     first = every[0].configs[0]
     facts = DATA[first.data]
     before = torch.get_num_threads()
@@ -77,7 +77,7 @@ def timed(inputs: Inputs, workload: Workload, every: Sequence[MethodRuns]) -> tu
     return bench.threads, tuple(speeds[_name(runs)] for runs in every)
 
 
-def _of_all_tables(inputs: Inputs, workload: Workload) -> list[MethodRuns]:
+def _of_all_tables(inputs: Inputs, workload: Workload) -> dict[str, MethodRuns]:
     """Return what every table of the scale has on a workload; the first table's settings count."""
     from . import ITEMS
     from .tables import TableFigures
@@ -86,7 +86,7 @@ def _of_all_tables(inputs: Inputs, workload: Workload) -> list[MethodRuns]:
     found: dict[str, MethodRuns] = {}
     for runs in (one for table in tables for one in table if one.workload == workload):
         found.setdefault(_name(runs), runs)
-    return list(found.values())
+    return found
 
 
 def _name(runs: MethodRuns) -> str:
