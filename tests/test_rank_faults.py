@@ -64,7 +64,6 @@ def test_a_rank_that_is_killed_ends_the_job_with_a_message_that_says_what_to_do(
     assert Checkpoint(folder / "ended").load()["progress"]["epoch"] == faulty_task.KILLED_IN_EPOCH - 1
 
 
-@pytest.mark.xfail(strict=True, reason="a fault: gloo does not connect the restarted ranks")
 def test_torchrun_restarts_the_ranks_and_the_run_ends_as_an_undisturbed_one(folder, tmp_path):
     log = (folder / "restarted.log").read_text()
     assert (folder / "restarted.code").read_text() == "0", log

@@ -85,7 +85,15 @@ def cpu_scale() -> ExperimentScale:
     """
     common = Config(size=16, train_size=1_000, epochs=200, evaluate_every=200, lr=0.05, weight_decay=5e-4, threads=1)
     cifar = Comparison(common, settings=DECAYS)
-    comparisons = _on_cifars("ResNet-18", with_changes(cifar, model="resnet8"))
+    wide = {"lr": 0.025, "settings": {"rho": 0.1, "beta": 0.5}}
+    pyramid = {"settings": {"rho": 0.2}}
+    comparisons = {
+        **_on_cifars("ResNet-18", with_changes(cifar, model="resnet8")),
+        **_on_cifars("WRN-28-10", with_changes(cifar, model="wrn10-1", **wide)),
+        **_on_cifars(
+            "PyramidNet-110", dataclasses.replace(with_changes(cifar, model="pyramidnet8", **pyramid), settings={})
+        ),
+    }
     first = ("ResNet-18", "CIFAR-10")
     return ExperimentScale(
         name="cpu",
@@ -109,7 +117,7 @@ def cpu_scale() -> ExperimentScale:
             rhos=(0.05, 0.1),
         ),
         tuned={first: dataclasses.replace(comparisons[first], settings=OWN_BEST)},
-        length=LengthStudy(first, LENGTHS[:-1], LENGTHS[:-1], (50, 200)),
+        length=LengthStudy(first, LENGTHS, LENGTHS, (50, 200)),
         timed_rounds=100,
     )
 

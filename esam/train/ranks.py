@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import signal
+import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -109,7 +111,9 @@ def joined() -> Iterator[Ranks]:
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+        store = fresh_store(store, rank, count)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield Ranks.current()
     except RuntimeError as error:
@@ -118,6 +122,39 @@ def joined() -> Iterator[Ranks]:
         raise
     if ours:  # after an error the others may be waiting in an exchange: only the end of this process ends that
         dist.destroy_process_group()
+
+
+def fresh_store(store: dist.Store, rank: int, count: int) -> dist.Store:
+    """Return a part of torchrun's store that no earlier attempt has written to.
+
+    torchrun keeps one store for all its restarts, and a restarted rank may find the address of one that has been killed
+    (PyTorch's issue 135712). So rank 0 makes up a name that is new and tells each rank that asks; whoever asked in an
+    earlier attempt is answered too, and never hears it.
+    """
+    if rank == 0:
+        name, silent = uuid.uuid4().hex, set(range(1, count))
+        until = time.monotonic() + PATIENCE.total_seconds()
+        while silent:
+            silent = {other for other in silent if not _answered(store, other, name)}
+            if silent and time.monotonic() > until:
+                raise RuntimeError(f"ranks {sorted(silent)} have not come within {PATIENCE}; start the run again")
+            time.sleep(0.02 if silent else 0)
+    else:
+        question = uuid.uuid4().hex
+        store.set(f"esam/question/{rank}", question)
+        name = store.get(f"esam/answer/{question}").decode()  # waits for it
+        store.set(f"esam/heard/{name}/{rank}", "")
+    return dist.PrefixStore(f"esam/attempt/{name}", store)
+
+
+def _answered(store: dist.Store, rank: int, name: str) -> bool:
+    """Answer a rank's last question; tell whether it has heard."""
+    if store.check([f"esam/heard/{name}/{rank}"]):
+        return True
+    if store.check([f"esam/question/{rank}"]):
+        question = store.get(f"esam/question/{rank}").decode()
+        store.set(f"esam/answer/{question}", name)
+    return False
 
 
 def local_rank() -> int:
