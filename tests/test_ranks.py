@@ -153,6 +153,14 @@ def resumed(ranks, folder, strategy, name="base-ema"):
     return fitted(name, ranks, strategy=strategy, checkpoint=checkpoint)
 
 
+def joined_later(ranks, folder, strategy):
+    """Go on, to the end, with what one process has begun; each strategy from a copy."""
+    copy = Checkpoint(folder / f"{strategy}-of-one")
+    if ranks.first:
+        copy.save(Checkpoint(folder / "one-half").load())
+    return fitted("base-ema", ranks, strategy=strategy, checkpoint=copy)
+
+
 def dropped(ranks):
     """Return which of many ones dropout keeps in the first pass on this rank."""
     model, _ = spread(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)), "ddp", ranks)
@@ -239,6 +247,7 @@ def cases(rank, folder):
         yield ("fsdp", name), functools.partial(fitted, name, ranks, strategy="fsdp", epochs=FEW)
     for strategy in ("ddp", "fsdp"):
         yield ("resumed", strategy), functools.partial(resumed, ranks, folder, strategy)
+        yield ("joined later", strategy), functools.partial(joined_later, ranks, folder, strategy)
     for name, way in COUNTED:
         if name != "sam-on":
             yield ("counted", name, way), functools.partial(counted, ranks, name, way)
@@ -260,6 +269,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
+    fitted("base-ema", Ranks(), epochs=EPOCHS // 2, checkpoint=Checkpoint(folder / "one-half"))
     return on_two_ranks(folder, functools.partial(cases, folder=folder), seconds=240, fork=True)
 
 
@@ -330,6 +340,15 @@ def test_a_run_saved_on_two_ranks_goes_on_on_two_and_on_one(ranks, folder, strat
     on_one = fitted("base-ema", Ranks(), checkpoint=half)
     assert_near(on_one[0], whole[0])
     torch.testing.assert_close(on_one[1], whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_run_saved_by_one_process_goes_on_on_two_ranks(ranks, strategy):
+    whole = fitted("base-ema", Ranks())
+    assert_near(ranks[0]["joined later", strategy][0], whole[0])
+    for seen in ranks:
+        figures = seen["joined later", strategy][1]
+        torch.testing.assert_close(figures, whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
 
 
 def test_tensors_by_name_are_cut_for_the_ranks_and_reach_the_models_arguments(ranks):

@@ -10,12 +10,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from .data.share import Share
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
 
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: rank 0 may be measuring, or writing to a slow disk."""
@@ -111,7 +114,9 @@ def joined() -> Iterator[Ranks]:
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        store, rank, count = next(dist.rendezvous("env://", timeout=PATIENCE))
+        from torch.distributed.rendezvous import rendezvous  # not in every build of torch
+
+        store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
         store = fresh_store(store, rank, count)
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
@@ -124,7 +129,7 @@ def joined() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def fresh_store(store: dist.Store, rank: int, count: int) -> dist.Store:
+def fresh_store(store: Store, rank: int, count: int) -> Store:
     """Return a part of torchrun's store that no earlier attempt has written to.
 
     torchrun keeps one store for all its restarts, and a restarted rank may find the address of one that has been killed
@@ -144,10 +149,12 @@ def fresh_store(store: dist.Store, rank: int, count: int) -> dist.Store:
         store.set(f"esam/question/{rank}", question)
         name = store.get(f"esam/answer/{question}").decode()  # waits for it
         store.set(f"esam/heard/{name}/{rank}", "")
-    return dist.PrefixStore(f"esam/attempt/{name}", store)
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    return PrefixStore(f"esam/attempt/{name}", store)
 
 
-def _answered(store: dist.Store, rank: int, name: str) -> bool:
+def _answered(store: Store, rank: int, name: str) -> bool:
     """Answer a rank's last question; tell whether it has heard."""
     if store.check([f"esam/heard/{name}/{rank}"]):
         return True
