@@ -63,14 +63,23 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         try:
             with plain_warnings():
-                return _run(list(sys.argv[1:] if arguments is None else arguments))
+                code = _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             if sys.stdout is not None:  # as in a process without a console
                 sys.stdout.flush()  # here, where a reader that has gone can still be answered
     except BrokenPipeError:
         with suppress(OSError, ValueError):  # else the interpreter tries once more when it ends, and complains
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NO_READER
+        code = NO_READER
+    if _on_several_ranks():
+        from esam.train.ranks import end_rank
+
+        end_rank(code)
+    return code
+
+
+def _on_several_ranks() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1  # of torchrun
 
 
 def _run(arguments: list[str]) -> int:
@@ -89,7 +98,7 @@ def _run(arguments: list[str]) -> int:
         return 1
     try:
         module = import_module(f"{__name__}.{COMMANDS[command]}")
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # of torchrun
+        if _on_several_ranks():
             from .together import on_every_rank
 
             on_every_rank(command, getattr(module, command), arguments)

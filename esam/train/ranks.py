@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ LOST = (
 )
 
 T = TypeVar("T")
+_of_torchrun = False
 
 
 class Ranks:
@@ -108,8 +110,10 @@ def joined() -> Iterator[Ranks]:
 
     Where another rank has ended, the error says so.
     """
+    global _of_torchrun
     ours = started_ranks() > 1 and not dist.is_initialized()
     if ours:
+        _of_torchrun = True
         _end_when_told()
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
@@ -125,8 +129,21 @@ def joined() -> Iterator[Ranks]:
         if _of_lost_rank(error):
             raise RuntimeError(f"{LOST} ({str(error).splitlines()[0]:.200})") from error
         raise
-    if ours:  # after an error the others may be waiting in an exchange: only the end of this process ends that
+    if (
+        ours and torch.cuda.is_available()
+    ):  # NCCL asks for it; after an error only the end of this process ends an exchange
         dist.destroy_process_group()
+
+
+def end_rank(code: int) -> None:
+    """End a process that has joined torchrun's ranks, all being written; return in any other.
+
+    At once: as Python takes a process group of gloo apart, its threads now and then abort the process, or hang.
+    """
+    if _of_torchrun:
+        for channel in (sys.stdout, sys.stderr):
+            channel.flush()
+        os._exit(code)
 
 
 def fresh_store(store: Store, rank: int, count: int) -> Store:
