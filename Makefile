@@ -4,19 +4,25 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
+SPREAD := -n 3 --dist loadfile --no-loadscope-reorder  # three, as many tests wait for processes of their own
 
-.PHONY: demo test test-fast lint browser database docs site extras clean
+# Two at a time: what Debian has to bring comes beside pip, and types are checked beside the tests.
+MAKEFLAGS += --jobs=2
+
+.PHONY: demo test test-fast suite lint style types browser database docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
 	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
 
-test: $(READY) lint browser database
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+test: lint suite
+
+suite: $(READY) style browser database
+	$(BIN)/python -m pytest $(SPREAD)
 
 # What to run before a commit: all but the slowest proofs.
 test-fast: $(READY) lint
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/python -m pytest $(SPREAD) -m "not slow"
 
 # The tables of README and docs, from the committed records.
 docs: $(READY)
@@ -30,9 +36,13 @@ site: $(READY)
 extras: $(READY)
 	$(BIN)/python tools/try_release.py
 
-lint: $(READY)
+lint: style types
+
+style: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+types: $(READY)
 	$(BIN)/mypy
 
 # The report is tested in a real browser; elsewhere than in CI that test is skipped where none is found.
@@ -44,7 +54,7 @@ ifeq ($(CI),true)
 endif
 
 # Searches are tested on a real PostgreSQL; elsewhere than in CI that test is skipped where none is found.
-database:
+database: browser
 ifeq ($(CI),true)
 	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
 		{ apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; } || \

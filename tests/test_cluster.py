@@ -2,12 +2,14 @@
 
 import dataclasses
 import io
+import json
 import tempfile
 from pathlib import Path
 
 import pytest
 from ray_nodes import IP, RayNodes, free_ports, wait_until
 from rich.console import Console
+from tiny_scale import tiny_scale
 
 from esam.cli import main
 from esam.compare import Comparison, Launcher, PlannedRun, plan
@@ -16,11 +18,13 @@ from esam.compare.live import watch
 from esam.compare.where import Where
 from esam.frontier.elsewhere import Elsewhere
 from esam.frontier.worker import attempt
+from esam.paper.scales import SCALES
 from esam.train import Config, run
 from esam.train.record import read_record, read_records
 from esam.train.trained import MEASURES
 
 ray = pytest.importorskip("ray", reason="the extra [cluster] is not installed")
+pytestmark = pytest.mark.slow
 
 TINY = Config(data="digits", model="mlp", train_size=200, batch_size=50, epochs=2, threads=1)
 TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory", "started"}
@@ -87,6 +91,22 @@ def test_the_command_hands_its_runs_to_the_cluster_of_an_address(nodes, tmp_path
     assert "base, seed 0: epoch 1" in capsys.readouterr().out
     (record,) = read_records(tmp_path / "out")
     assert record.finished and (tmp_path / "out" / "report.html").exists()
+
+
+def test_a_search_hands_its_trials_to_a_cluster_by_rays_own_protocol(nodes, tmp_path, capsys):
+    pytest.importorskip("optuna", reason="the extra [sweep] is not installed")
+    words = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--epochs", "1", "--threads", "1"]
+    words += ["--search", "lr=0.05,0.1", "--sampler", "grid", "--jobs", "2", "--out", str(tmp_path / "out")]
+    assert main(["sweep", *words, "--cluster", f"ray://{IP}:{nodes.client_port}"]) == 0
+    assert sorted(record.config["lr"] for record in read_records(tmp_path / "out")) == [0.05, 0.1]
+    assert "report:" in capsys.readouterr().out
+
+
+def test_a_probed_run_of_the_paper_leaves_on_the_cluster_all_it_saw(nodes, tmp_path, monkeypatch):
+    monkeypatch.setitem(SCALES, "cpu", tiny_scale)
+    assert main(["reproduce", "linearity", "--out", str(tmp_path), "--cluster", nodes.address]) == 0
+    (result,) = (json.loads(path.read_text()) for path in tmp_path.glob("*/linearity.json"))
+    assert result["measured"]
 
 
 def test_a_place_that_cannot_be_is_refused():

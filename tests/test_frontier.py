@@ -20,6 +20,8 @@ from esam.optim import METHODS
 from esam.train.config import Config
 from esam.train.record import read_records
 
+pytestmark = pytest.mark.slow
+
 CONFIG = Config(
     data="esam.frontier.tasks:digits", model="mlp", method="base", train_size=60, batch_size=30, epochs=2, threads=1
 )

@@ -18,7 +18,10 @@ from esam.train.record import read_records
 TINY = Config(data="digits", model="mlp", method="base", train_size=100, batch_size=50, epochs=1, seed=100, threads=1)
 SEARCH = Search(TINY, ("lr=0.001..0.5:log",), sampler="random", trials=6, heartbeat=1)
 
-pytestmark = pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "never")
+pytestmark = [
+    pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "never"),
+    pytest.mark.slow,
+]
 
 
 @pytest.fixture(scope="module")
