@@ -70,17 +70,21 @@ def curves(
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        for name, curve in drawn.items():
-            axes.plot(curve.x, curve.y, curve.dash, color=own[name], label=name)
-            if curve.spread is not None:
-                low = [y - s for y, s in zip(curve.y, curve.spread, strict=True)]
-                high = [y + s for y, s in zip(curve.y, curve.spread, strict=True)]
-                axes.fill_between(curve.x, low, high, color=own[name], alpha=0.18, linewidth=0)
+        _draw_curves(axes, drawn, own)
         if log_y:
             axes.set_yscale("log")
         _finish(axes, x_label, y_label, title, legend=len(drawn) > 1)
 
     return write_picture(path, draw, width=5.2, height=3.4)
+
+
+def _draw_curves(axes: Any, drawn: Mapping[str, Curve], colours: Colours, **style: Any) -> None:
+    for name, curve in drawn.items():
+        axes.plot(curve.x, curve.y, curve.dash, color=colours[name], label=name, **style)
+        if curve.spread is not None:
+            low = [y - s for y, s in zip(curve.y, curve.spread, strict=True)]
+            high = [y + s for y, s in zip(curve.y, curve.spread, strict=True)]
+            axes.fill_between(curve.x, low, high, color=colours[name], alpha=0.15, linewidth=0)
 
 
 def curve_panels(
@@ -101,12 +105,7 @@ def curve_panels(
     def draw(figure: Any) -> None:
         every = figure.subplots(1, len(panels))
         for number, (axes, (y_label, drawn)) in enumerate(zip(every, panels.items(), strict=True), start=1):
-            for name, curve in drawn.items():
-                axes.plot(curve.x, curve.y, curve.dash, color=own[name], label=name, marker="o", markersize=3)
-                if curve.spread is not None:
-                    low = [y - s for y, s in zip(curve.y, curve.spread, strict=True)]
-                    high = [y + s for y, s in zip(curve.y, curve.spread, strict=True)]
-                    axes.fill_between(curve.x, low, high, color=own[name], alpha=0.12, linewidth=0)
+            _draw_curves(axes, drawn, own, marker="o", markersize=3)
             if "x" in log:
                 ticks = sorted({x for curve in drawn.values() for x in curve.x})
                 axes.set_xscale("log", base=2)
