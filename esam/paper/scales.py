@@ -86,13 +86,11 @@ def cpu_scale() -> ExperimentScale:
     common = Config(size=16, train_size=1_000, epochs=200, evaluate_every=200, lr=0.05, weight_decay=5e-4, threads=1)
     cifar = Comparison(common, settings=DECAYS)
     wide = {"lr": 0.025, "settings": {"rho": 0.1, "beta": 0.5}}
-    pyramid = {"settings": {"rho": 0.2}}
+    pyramid = with_changes(cifar, model="pyramidnet8", data=CIFARS["CIFAR-10"], settings={"rho": 0.2})
     comparisons = {
         **_on_cifars("ResNet-18", with_changes(cifar, model="resnet8")),
         **_on_cifars("WRN-28-10", with_changes(cifar, model="wrn10-1", **wide)),
-        **_on_cifars(
-            "PyramidNet-110", dataclasses.replace(with_changes(cifar, model="pyramidnet8", **pyramid), settings={})
-        ),
+        ("PyramidNet-110", "CIFAR-10"): dataclasses.replace(pyramid, settings={}),
     }
     first = ("ResNet-18", "CIFAR-10")
     return ExperimentScale(
