@@ -9,6 +9,9 @@ SPREAD := -n 3 --dist loadfile --no-loadscope-reorder  # three, as many tests wa
 # Two at a time: what Debian has to bring comes beside pip, and types are checked beside the tests.
 MAKEFLAGS += --jobs=2
 
+# pip compiles nothing: each module is, once, when it is first imported. Empty counts as not set.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-fast suite lint style types browser database docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
