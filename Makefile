@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DEMO := runs/demo
-SPREAD := -n 3 --dist loadfile --no-loadscope-reorder  # three, as many tests wait for processes of their own
+SPREAD := -n 2 --dist loadfile --no-loadscope-reorder  # a file is one worker's: its processes start once
 
 # Two at a time: what Debian has to bring comes beside pip, and types are checked beside the tests.
 MAKEFLAGS += --jobs=2

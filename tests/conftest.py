@@ -15,12 +15,6 @@ torch.set_num_threads(int(os.environ.get("ESAM_TEST_THREADS", "1")))
 sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))  # they are tested too
 
 
-def pytest_collection_modifyitems(items):
-    """Run the files that take longest first: a file is one worker's, and none should be left with a long one."""
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
-
-
 class Problem:
     """A model, a batch, and the closure of the README."""
 
