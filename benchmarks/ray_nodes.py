@@ -20,6 +20,7 @@ class RayNodes:
 
     def __init__(self, folder, nodes=2):
         self.folder, self.count = folder, nodes
+        os.environ["RAY_AUTH_MODE"] = "disabled"  # else a token in one's home is the head's, and not its nodes'
         self.environment = {
             **os.environ,
             "RAY_TMPDIR": str(folder),

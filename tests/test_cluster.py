@@ -35,6 +35,7 @@ def nodes(tmp_path_factory):
     """A head and two nodes on loopback."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray-") as folder:
         patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # taken back at the end
         patch.setenv("RAY_TMPDIR", folder)  # short: a socket's path has at most 107 letters
         with RayNodes(Path(folder)) as started:
             yield started
