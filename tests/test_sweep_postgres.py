@@ -16,7 +16,7 @@ from esam.train import Config
 from esam.train.record import read_records
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=100, batch_size=50, epochs=1, seed=100, threads=1)
-SEARCH = Search(TINY, ("lr=0.001..0.5:log",), sampler="random", trials=6, heartbeat=1)
+SEARCH = Search(TINY, ("lr=0.001..0.5:log",), sampler="random", trials=6, heartbeat=3)
 
 pytestmark = [
     pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "never"),
