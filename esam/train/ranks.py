@@ -129,9 +129,7 @@ def joined() -> Iterator[Ranks]:
         if _of_lost_rank(error):
             raise RuntimeError(f"{LOST} ({str(error).splitlines()[0]:.200})") from error
         raise
-    if (
-        ours and torch.cuda.is_available()
-    ):  # NCCL asks for it; after an error only the end of this process ends an exchange
+    if ours and torch.cuda.is_available():  # NCCL asks for it; after an error it would wait for the others
         dist.destroy_process_group()
 
 
