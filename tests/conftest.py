@@ -62,3 +62,12 @@ def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
 @pytest.fixture
 def make_problem():
     return problem
+
+
+@pytest.fixture(scope="module")
+def own_cache(tmp_path_factory):
+    """Data that a file's runs keep, apart from the user's; and none of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("ESAM_DATA", raising=False)
+        yield

@@ -21,12 +21,7 @@ from esam.train.trained import MEASURES
 TINY = Config(data="digits", model="mlp", train_size=200, batch_size=50, epochs=2, threads=1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("ESAM_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 # The plan ------------------------------------------------------------------------------------------------------------

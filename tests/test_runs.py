@@ -22,12 +22,7 @@ TINY = Config(data="digits", model="mlp", method="sgd", train_size=200, batch_si
 TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory", "started"}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("ESAM_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 class Interrupted(Exception):

@@ -26,12 +26,7 @@ from esam.sweep.work import Worker
 TINY = Config(data="digits", model="mlp", method="sam", train_size=200, batch_size=50, epochs=2, seed=100, threads=1)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("ESAM_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def begun(folder, *words, name="search", **more):

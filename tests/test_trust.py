@@ -24,12 +24,7 @@ TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_s
 WILD = dataclasses.replace(TINY, lr=1e30, epochs=5)
 
 
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("ESAM_DATA", raising=False)
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def files(folder):
