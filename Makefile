@@ -12,11 +12,15 @@ MAKEFLAGS += --jobs=2
 # pip compiles nothing: each module is, once, when it is first imported. Empty counts as not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-fast suite lint style types browser database docs site extras clean
+.PHONY: demo paper test test-fast suite lint style types browser database docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
 	$(BIN)/esam compare demo --jobs 2 --out $(DEMO)
+
+# A table or figure of the paper, its claims with it: make paper ITEM=table1. Without ITEM, the list.
+paper: $(READY)
+	$(BIN)/python -m experiments.paper $(ITEM) $(if $(ITEM),--jobs 2)
 
 test: lint suite
 

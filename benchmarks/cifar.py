@@ -1,9 +1,10 @@
 """What do the methods and their control give on real images? CIFAR-10, clean and with 20 % wrong labels, and CIFAR-100.
 
-    ESAM_DATA=<folder with cifar10/ and cifar100/> python benchmarks/cifar.py [--jobs 2] [--out results]
+    ESAM_DATA=<folder with cifar10/ and cifar100/> python benchmarks/cifar.py [--jobs 2] [--out runs/cifar]
 
 The recipes cifar10-small, cifar10-small-noisy and cifar100-small, three seeds each, and before the first two the search
 for rho: the best of three by the accuracy on held-out training images after 20 epochs. Interrupted, it resumes.
+What is committed is packed by benchmarks/pack_records.py.
 """
 
 import argparse
@@ -11,15 +12,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esam.compare import Launcher, plan
-from esam.compare.live import show_results
 from esam.recipes.cifar import SEARCHED, cifar10_small, cifar10_small_noisy, cifar100_small, search
+from esam.runs import Pool, plan
+from esam.runs.live import show_results
 
 
 def best_rho(final, folder, jobs):
     """Return each method's best rho by held-out accuracy."""
     runs = [run for comparison in search(final) for run in plan(comparison, folder)]
-    Launcher(runs, jobs=jobs)()
+    Pool(jobs).run(runs)
     best = {}
     for method in SEARCHED:
         mine = [r for r in runs if r.config.method == method]
@@ -38,13 +39,13 @@ def main(out, jobs):
             raise SystemExit(f"the recipe's rho {used} is not what the search found: {found}")
         runs += plan(final, out / "cifar10" / "runs")
     runs.sort(key=lambda run: run.config.seed)  # whole comparisons first
-    Launcher(runs, jobs=jobs)()
+    Pool(jobs).run(runs)
     show_results(runs, Console(width=200))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--out", type=Path, default=Path("runs/cifar"))
     parser.add_argument("--jobs", type=int, default=2)
     arguments = parser.parse_args()
     main(arguments.out, arguments.jobs)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from ray_nodes import RayNodes, wait_until
 
-from esam.compare import Comparison, Launcher, plan
-from esam.compare.cluster import RayCluster, connected
-from esam.compare.launch import Processes
 from esam.files import write_atomically
+from esam.runs import Comparison, Pool, plan
+from esam.runs.pool import Processes
+from esam.runs.ray import RayCluster, connected
 from esam.train import Config
 from esam.train.record import environment
 
@@ -26,12 +26,12 @@ CONFIG = Config(data="digits", model="cnn", batch_size=64, epochs=10, lr=0.05, t
 METHODS = ("base", "sam")
 
 
-def timed(place, count):
-    """Return the seconds that so many runs take at a place."""
+def timed(executor, count):
+    """Return the seconds that so many runs take."""
     with tempfile.TemporaryDirectory() as out:
         runs = plan(Comparison(CONFIG, METHODS, tuple(range(-(-count // len(METHODS))))), out)[:count]
         began = time.perf_counter()
-        Launcher(runs, poll=0.1, place=place)()
+        Pool(executor=executor, poll=0.1).run(runs)
         return time.perf_counter() - began
 
 

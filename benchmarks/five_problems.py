@@ -9,25 +9,27 @@ Interrupted, it resumes. What is kept of a problem is one small file: how its ru
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from functools import lru_cache
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from esam import METHODS
-from esam.compare.plan import DEFAULT_METHODS, Comparison, plan
 from esam.files import write_atomically
-from esam.frontier import tasks
 from esam.report import summarise
-from esam.report.advice import verdicts
+from esam.report.measured import percent
 from esam.report.sheets import Sheet, as_markdown
-from esam.report.words import percent
+from esam.report.verdict import advice
+from esam.runs.plan import DEFAULT_METHODS, Comparison, plan
 from esam.train import Config, Task, run
-from esam.train.data import load_data
-from esam.train.data.draws import balanced_subset
+from esam.train.datasets import load_data
+from esam.train.draws import balanced_subset
 from esam.train.record import RunRecord
+from esam.train.samples import class_labels, taken_rows
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "five_problems"
@@ -38,6 +40,12 @@ EVERY_METHOD = (
 )
 PICTURES = {"train": 360, "test": 600}
 ANIMALS = ("cat", "dog", "horse")
+TRAIN_POOL, TEST_IMAGES = 20_000, 4_000
+WORDS, VOCABULARY, TOPICS = 16, 1_500, 10
+BLOCK = 8
+"""Windows in a row that go to the training or to the test text together."""
+KNOWN_LINES = 0.2
+"""A topic with more of its lines than this in another one is left out: the same text must not be in two classes."""
 _START = Config(threads=1, device="cpu", evaluate_every=1_000)
 
 PROBLEMS = {
@@ -54,7 +62,7 @@ PROBLEMS = {
         "Text, 1,000 windows of 16 words, 10 topics, AdamW",
         dataclasses.replace(
             _START,
-            data="esam.frontier.tasks:topics",
+            data="five_problems:topics",
             model="five_problems:words",
             optimizer="adamw",
             lr=3e-3,
@@ -65,7 +73,7 @@ PROBLEMS = {
     ),
     "cifar": (
         "CIFAR-10, 500 images at 16 × 16",
-        dataclasses.replace(_START, data="esam.frontier.tasks:cifar10", model="resnet8", train_size=500, batch_size=64),
+        dataclasses.replace(_START, data="five_problems:cifar10", model="resnet8", train_size=500, batch_size=64),
     ),
 }
 """A title, and what all methods of the problem share; data "pictures" is the folder that is written first."""
@@ -84,6 +92,68 @@ def table():
     return Task(*parts, classes=tuple(map(str, found.target_names)))
 
 
+@lru_cache(maxsize=1)
+def cifar10():
+    """Return CIFAR-10 at 16 x 16."""
+    data = load_data("uoft-cs/cifar10")
+    (train, train_labels), (test, test_labels) = (
+        _small(taken_rows(split, balanced_subset(class_labels("CIFAR-10", split), count)))
+        for split, count in ((data.train, TRAIN_POOL), (data.test, TEST_IMAGES))
+    )
+    mean, std = train.mean((0, 2, 3), keepdim=True), train.std((0, 2, 3), keepdim=True)
+    return Task(((train - mean) / std, train_labels), ((test - mean) / std, test_labels), classes=data.classes)
+
+
+def _small(split):
+    """Return images shrunk by means of 2 x 2 pixels, and their labels."""
+    images, labels = split if isinstance(split, tuple) else split.in_memory()
+    return F.avg_pool2d(images.float() / 255, 2), labels
+
+
+@lru_cache(maxsize=1)
+def topics():
+    """Return windows of words of Python's own documentation, and the topic that each is taken from."""
+    texts = _distinct_topics()
+    windows = {}
+    for name, text in texts.items():
+        words = re.findall(r"\w+|[.,:;()]", text.lower())
+        windows[name] = [words[at : at + WORDS] for at in range(0, len(words) - WORDS + 1, WORDS)]
+    train = [(w, label) for label, name in enumerate(windows) for i, w in enumerate(windows[name]) if not _tests(i)]
+    test = [(w, label) for label, name in enumerate(windows) for i, w in enumerate(windows[name]) if _tests(i)]
+    counts = {}
+    for window, _ in train:
+        for word in window:
+            counts[word] = counts.get(word, 0) + 1
+    frequent = sorted(counts, key=lambda word: (-counts[word], word))[: VOCABULARY - 1]
+    numbers = {word: number for number, word in enumerate(frequent, 1)}  # 0: any other word
+
+    def tensors(samples):
+        inputs = torch.tensor([[numbers.get(word, 0) for word in window] for window, _ in samples])
+        return inputs, torch.tensor([label for _, label in samples])
+
+    return Task(tensors(train), tensors(test), classes=tuple(windows))
+
+
+def _tests(window):
+    return window // BLOCK % 2 == 1
+
+
+def _distinct_topics():
+    """Return the longest topics that share next to no lines with a longer one, each line once."""
+    from pydoc_data.topics import topics as texts
+
+    chosen = {}
+    known = set()
+    for name in sorted(texts, key=lambda name: (-len(texts[name]), name)):
+        lines = [line.strip() for line in texts[name].splitlines() if line.strip()]
+        if sum(line in known for line in lines) <= KNOWN_LINES * len(lines):
+            chosen[name] = "\n".join(line for line in dict.fromkeys(lines) if line not in known)
+            known.update(lines)
+        if len(chosen) == TOPICS:
+            break
+    return chosen
+
+
 def dense():
     """Return a small network for the table."""
     return nn.Sequential(nn.Linear(30, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
@@ -94,8 +164,8 @@ class Words(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.words = nn.Embedding(tasks.VOCABULARY, 64)
-        self.head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, tasks.TOPICS))
+        self.words = nn.Embedding(VOCABULARY, 64)
+        self.head = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, TOPICS))
 
     def forward(self, windows):
         return self.head(self.words(windows).mean(1))
@@ -115,7 +185,7 @@ def write_pictures(folder):
         split = getattr(data, part)
         wanted = torch.isin(split.labels, torch.tensor([data.classes.index(name) for name in ANIMALS]))
         split = split.select(wanted.nonzero().flatten())
-        split = split.select(balanced_subset(split.labels, count))
+        split = taken_rows(split, balanced_subset(class_labels("CIFAR-10", split), count))
         for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
             path = folder / part / data.classes[label] / f"{number:04}.png"
             if not path.exists():
@@ -164,7 +234,7 @@ def kept_records(name):
 def judged(name):
     """Return each method of a problem with the warning that it was given, None where there was none."""
     (methods,) = summarise(kept_records(name)).values()
-    warnings = {verdict.name: verdict.line for verdict in verdicts(methods)}
+    warnings = {name: change.word for change in advice(methods) for name in change.names}
     return [(one, warnings.get(one.name)) for one in methods]
 
 
@@ -174,12 +244,12 @@ def markdown():
     for name, (title, _) in PROBLEMS.items():
         for one, warning in judged(name):
             numbers = (percent(one.accuracy, seeds=one.n), percent(one.train_accuracy, seeds=one.n))
-            gain = "" if one.gain is None or one.is_base else f"{one.gain:+.1f}"
-            rows.append((title, one.name, *numbers, gain, warning or ""))
+            gain = "" if one.gain is None else one.gain.format()
+            time = "" if one.time_ratio is None else f"{one.time_ratio:.2f}"
+            rows.append((title, one.name, *numbers, gain, time, warning or ""))
             title = ""
-    return as_markdown(
-        Sheet("", ("Problem", "Method", "Test, %", "Train, %", "Over base", "What is said"), tuple(rows))
-    )
+    head = ("Problem", "Method", "Test, %", "Train, %", "Over base", "Time / base", "Note")
+    return as_markdown(Sheet("", head, tuple(rows)))
 
 
 if __name__ == "__main__":

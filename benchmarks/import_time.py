@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from esam.train.environment import environment
+from esam.train.record import environment
 
 HELPS, PAIRS, INSIDE = 9, 15, 9
 CLOCKED = "import time, torch; t = time.process_time(); import esam; esam.ESAM; print(1e3 * (time.process_time() - t))"

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from counting import Counting
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esam.bench.config import Bench
 from esam.bench.contenders import Contender, Registered, contender
-from esam.bench.counting import Counting
 from esam.bench.memory import peak_memory
 from esam.bench.steps import prepared
 from esam.files import write_atomically
@@ -31,7 +31,6 @@ from esam.train.record import environment
 RANKS = 2
 TIMED = ("base", "sam", "looksam", "esam", "esam-swp", "esam-sds", "slicesam")
 HELD = (*TIMED, "base-ema", "asam", "ae-sam", "msam")
-STEADY = {"slicesam": {"radius": "constant"}}
 COUNTED_STEPS = 20
 SIZES = [4**n for n in range(5, 13)]
 """Bytes of the exchanges that are timed: 1 KiB to 16 MiB."""
@@ -44,8 +43,7 @@ def ways():
 
 
 def settings_of(name, way):
-    own = STEADY.get(name, {})
-    return {**own, "perturbation": way} if "perturbation" in METHODS[name].options() else own
+    return {"perturbation": way} if "perturbation" in METHODS[name].options() else {}
 
 
 def step_of(bench, name, way, *, spread):
@@ -127,7 +125,7 @@ def held(bench):
     """Return what a step holds beyond weights and the base's momentum, in units of the weights."""
     model, _ = prepared(bench, contender("base").build)
     size = sum(p.numel() * p.element_size() for p in model.parameters())
-    own = {name: Contender(Registered(name, STEADY.get(name, {})), 0.0) for name in HELD}
+    own = {name: Contender(Registered(name, {}), 0.0) for name in HELD}
     return {name: peak_memory(bench, one) / size - 1 for name, one in own.items()}  # 1: the momentum
 
 

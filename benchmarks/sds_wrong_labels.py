@@ -10,13 +10,13 @@ from pathlib import Path
 
 import torch
 
-from esam.optim.ranking import keep_highest
+from esam.optim.selection import keep_highest
 from esam.recipes.demo import demo
 from esam.train import cosine, fit
-from esam.train.data import load_data
-from esam.train.environment import environment
+from esam.train.build import batches_of, build_optimizer, prepared_model
+from esam.train.datasets import load_data
 from esam.train.models import fastest_memory_format
-from esam.train.runs import batches_of, build_optimizer, prepared_model
+from esam.train.record import environment
 
 EPOCHS = (1, 10, 20, 30, 40)
 

@@ -3,8 +3,8 @@
     python benchmarks/speed.py resnet18 [--rounds 20] [--memory base sam slicesam] [--out results/speed]
     python benchmarks/speed.py vit-tiny --peers
 
-Every method of the registry, with --studies the steps for study too; or, with --peers, forms of ESAM and what others
-pay, beside ours. The latter needs pytorch_optimizer for its SAM (the extra bench).
+Every method of the registry; or, with --peers, forms of ESAM and what others pay, beside ours. The latter needs
+pytorch_optimizer for its SAM (the extra bench).
 """
 
 import argparse
@@ -14,20 +14,19 @@ from pathlib import Path
 from peers import PEERS
 
 from esam.bench.config import Bench
-from esam.bench.contenders import FORMS, contender
+from esam.bench.contenders import contender
 from esam.bench.memory import peak_memory
 from esam.bench.steps import bench_steps, steps_sheet
 from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.report.sheets import as_text
 
+FORMS = ("esam:ranking=aligned,mask=suffix", "esam:mask=suffix", "esam-swp:mask=suffix")
 BESIDE_PEERS = ("base", "base-part", "sam", "asam", "looksam", "esam", "esam-swp", "esam-sds", "esam-random")
 
 
-def main(bench, peers, studies, memory, out):
-    names = [name for name, row in METHODS.items() if studies or row.kind != "study"]
-    if peers:
-        names = [*BESIDE_PEERS, *FORMS, "pytorch_optimizer"]
+def main(bench, peers, memory, out):
+    names = [*BESIDE_PEERS, *FORMS, "pytorch_optimizer"] if peers else list(METHODS)
     contenders = {**{name: contender(name) for name in names}, **(PEERS if peers else {})}
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{'peers-' if peers else ''}{bench.model}.json"
@@ -44,9 +43,8 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--peers", action="store_true", help="forms of ESAM and other people's steps")
-    parser.add_argument("--studies", action="store_true", help="steps that are there to be compared, too")
     parser.add_argument("--memory", nargs="*", default=(), help="whose memory is measured too")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     arguments = parser.parse_args()
     bench = Bench(model=arguments.model, rounds=arguments.rounds)
-    main(bench, arguments.peers, arguments.studies, arguments.memory, arguments.out)
+    main(bench, arguments.peers, arguments.memory, arguments.out)

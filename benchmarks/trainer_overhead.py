@@ -17,11 +17,10 @@ from pathlib import Path
 import torch
 
 from esam.train import Checkpoint, Config, cosine, fit
-from esam.train.data import load_data
-from esam.train.environment import environment
+from esam.train.build import batches_of, build_optimizer, prepared_model
+from esam.train.datasets import load_data
 from esam.train.models import fastest_memory_format
-from esam.train.record import RECORD_NAME, RecordWriter
-from esam.train.runs import batches_of, build_optimizer, prepared_model
+from esam.train.record import RECORD_NAME, RecordWriter, environment
 
 EPOCHS = 12
 WARM_UP = 2

@@ -1,4 +1,4 @@
-"""Sharpness-aware training for PyTorch at ESAM's price."""
+"""Sharpness-aware training for PyTorch: SAM, ESAM and relatives as drop-in optimizers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import compare
-    from .optim import ASAM, ESAM, METHODS, RECOMMENDED, SAM, GuidanceWarning, LookSAM, SharpnessAware, SliceSAM, take
-    from .train.saved import load_run
+    from .factory import create_optimizer, list_methods
+    from .optim import (
+        ASAM,
+        ESAM,
+        METHODS,
+        MSAM,
+        RECOMMENDED,
+        SAM,
+        GuidanceWarning,
+        LookSAM,
+        SharpnessAware,
+        SliceSAM,
+        method_of,
+        take,
+    )
+    from .runs.api import compare
+    from .train.loaded_run import load_run
 
     __version__: str
 
@@ -16,6 +30,7 @@ __all__ = [
     "ASAM",
     "ESAM",
     "METHODS",
+    "MSAM",
     "RECOMMENDED",
     "SAM",
     "GuidanceWarning",
@@ -24,10 +39,18 @@ __all__ = [
     "SliceSAM",
     "__version__",
     "compare",
+    "create_optimizer",
+    "list_methods",
     "load_run",
+    "method_of",
     "take",
 ]
-_HOME = {"load_run": ".train.saved"}
+_HOME = {
+    "compare": ".runs.api",
+    "create_optimizer": ".factory",
+    "list_methods": ".factory",
+    "load_run": ".train.loaded_run",
+}
 """Where a name lives that the optimizers do without."""
 
 
@@ -35,8 +58,6 @@ def __getattr__(name: str) -> Any:
     # on first use: `esam --help` must not wait for torch
     if name == "__version__":
         return _version()
-    if name == "compare":
-        return importlib.import_module(".compare", __name__)  # a package that can be called
     if name in __all__:
         return getattr(importlib.import_module(_HOME.get(name, ".optim"), __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

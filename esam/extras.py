@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 EXTRAS = {
-    **dict.fromkeys(("tyro", "rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
+    **dict.fromkeys(("rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
     **dict.fromkeys(("datasets", "msgspec", "safetensors"), "train"),
     **dict.fromkeys(("curvlinops", "scipy", "matplotlib"), "analysis"),
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),

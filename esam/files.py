@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def write_atomically(path: Path, data: bytes | memoryview, *, previous: Path | N
             os.replace(path, previous)
         os.replace(temporary, path)
     except OSError as error:
-        raise explained(error, path) from error
+        raise with_disk_full_hint(error, path) from error
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -44,7 +44,7 @@ def write_through(path: Path, flags: int, data: bytes | memoryview) -> None:
         os.close(descriptor)
 
 
-def explained(error: OSError, path: Path) -> OSError:
+def with_disk_full_hint(error: OSError, path: Path) -> OSError:
     """Return the error, or one that tells what to do where the disk is full."""
     full = OSError(errno.ENOSPC, "the disk is full; the old file is kept. Free some space and resume", str(path))
     return full if error.errno == errno.ENOSPC else error
@@ -52,13 +52,27 @@ def explained(error: OSError, path: Path) -> OSError:
 
 def check_writable(path: Path, option: str = "--out") -> None:
     """Refuse, before the work, a file that could not be written after it."""
-    for told in _in_the_way(path, path, option):
+    for told in _write_obstacles(path, path, option):
         raise ValueError(told)
+
+
+def check_new(path: Path, *, force: bool, inputs: Iterable[Path] = (), option: str = "--out") -> None:
+    """Refuse, before the work, a file that cannot be written, or that is there already unless ``force`` is given.
+
+    Whatever is read is never overwritten.
+    """
+    check_writable(path, option)
+    if any(path.resolve() == each.resolve() for each in inputs):
+        raise ValueError(f"{path} ({option}) is read by this command, and would be overwritten; choose another name")
+    if path.is_dir():
+        raise ValueError(f"{path} ({option}) is a folder; give the name of a file in it")
+    if path.exists() and not force:
+        raise ValueError(f"{path} ({option}) exists; choose another name, or overwrite it with --force")
 
 
 def unwritable_folder(folder: Path, option: str = "--out") -> Iterator[str]:
     """Give what stands in the way of writing into a folder, with a remedy; nothing where it can be done."""
-    yield from _in_the_way(folder, folder / "file", option)
+    yield from _write_obstacles(folder, folder / "file", option)
 
 
 def check_folder(folder: Path, option: str = "--out") -> None:
@@ -67,7 +81,7 @@ def check_folder(folder: Path, option: str = "--out") -> None:
         raise ValueError(told)
 
 
-def _in_the_way(shown: Path, path: Path, option: str) -> Iterator[str]:
+def _write_obstacles(shown: Path, path: Path, option: str) -> Iterator[str]:
     whole = path.absolute()
     nearest = next(folder for folder in (whole, *whole.parents) if folder.exists())
     if nearest != whole and not nearest.is_dir():

@@ -35,11 +35,13 @@ def main(method: str = "sam", epochs: int = 15, batch: int = 64, radius: float =
     model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 10))
     optimizer = METHODS[method](torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model)
 
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(images), labels, reduction="none")
+
     for _ in range(epochs):
         for rows in train[torch.randperm(len(train))].split(batch):
-            labels = y[rows]
-            images = attack(model, x[rows], labels, radius)  # once a step: both passes see the same inputs
-            optimizer.step(lambda keep: F.cross_entropy(model(images[keep]), labels[keep], reduction="none"))
+            images = attack(model, x[rows], y[rows], radius)  # once a step: both passes see the same inputs
+            optimizer.step(loss_of, images, y[rows])
 
     model.eval()
     moved = attack(model, x[test], y[test], radius, steps=20)

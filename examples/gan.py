@@ -1,4 +1,4 @@
-"""A GAN with two optimizers: each perturbs its own net, while the other stands still."""
+"""A GAN with two optimizers: each perturbs its own net while the other is fixed."""
 
 import math
 
@@ -28,20 +28,19 @@ def main(steps: int = 1000, batch: int = 64) -> float:
     make = SAM(torch.optim.Adam(maker.parameters(), lr=1e-3, betas=(0.5, 0.99)), maker, rho=0.01)
     judging = SAM(torch.optim.Adam(judge.parameters(), lr=1e-3, betas=(0.5, 0.99)), judge, rho=0.01)
 
+    def judge_loss(real: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+        return (F.softplus(-judge(real)) + F.softplus(judge(made))).mean()
+
+    def maker_loss(noise: torch.Tensor) -> torch.Tensor:
+        return F.softplus(-judge(maker(noise))).mean()
+
     for _ in range(steps):
-        real, noise = ring(batch), torch.randn(batch, 4)
+        noise = torch.randn(batch, 4)
         with torch.no_grad():
             made = maker(noise)
-
-        def of_judge(keep: slice | torch.Tensor, real: torch.Tensor = real, made: torch.Tensor = made) -> torch.Tensor:
-            return (F.softplus(-judge(real[keep])) + F.softplus(judge(made[keep]))).squeeze(1)
-
-        def of_maker(keep: slice | torch.Tensor, noise: torch.Tensor = noise) -> torch.Tensor:
-            return F.softplus(-judge(maker(noise[keep]))).squeeze(1)
-
-        judging.step(of_judge)
-        judge.requires_grad_(False)  # no gradient is computed for the one that stands still
-        make.step(of_maker)
+        judging.step(judge_loss, ring(batch), made)
+        judge.requires_grad_(False)  # no gradient is computed for the net that is fixed
+        make.step(maker_loss, noise)
         judge.requires_grad_(True)
 
     with torch.no_grad():

@@ -24,10 +24,12 @@ def main(epochs: int = 20, batch: int = 64) -> float:
     optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3), model, rho=0.05)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=epochs)
 
+    def loss_of(images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(images), labels)
+
     for _ in range(epochs):
         for rows in train[torch.randperm(len(train))].split(batch):
-            images, labels = x[rows], y[rows]
-            optimizer.step(lambda keep: F.cross_entropy(model(images[keep]), labels[keep], reduction="none"))
+            optimizer.step(loss_of, x[rows], y[rows])
         scheduler.step()
 
     model.eval()

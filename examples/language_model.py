@@ -40,17 +40,15 @@ def main(steps: int = 200, micro_batches: int = 2, batch: int = 16, length: int 
     scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=20)
     loss = torch.zeros(())
 
+    def loss_of(rows: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):  # inside, so that it holds for every pass
+            logits = model(rows[:, :-1])
+        return F.cross_entropy(logits.float().transpose(1, 2), rows[:, 1:])
+
     for _ in range(steps):
         for _ in range(micro_batches):
             starts = torch.randint(0, len(data) - length - 1, (batch, 1))
-            rows = data[starts + torch.arange(length + 1)]
-
-            def closure(keep: slice | torch.Tensor, rows: torch.Tensor = rows) -> torch.Tensor:
-                with torch.autocast("cpu", torch.bfloat16):
-                    logits = model(rows[keep, :-1])
-                return F.cross_entropy(logits.float().transpose(1, 2), rows[keep, 1:], reduction="none").mean(1)
-
-            optimizer.accumulate(closure)
+            optimizer.accumulate(loss_of, data[starts + torch.arange(length + 1)])
         loss = optimizer.gradient()  # of all micro-batches; .grad is final
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -1,7 +1,7 @@
-"""Diabetes by a small net: regression, a layer that is not perturbed, and the base beside it.
+"""Diabetes by a small net: regression, a layer that is not perturbed, and a comparison with the base.
 
-Regressions that are short or badly scaled can get worse by SAM: scale the targets, begin with a small rho, and hold the
-result against the base, as here.
+SAM can make short or badly scaled regressions worse: scale the targets, begin with a small rho, and compare with the
+base, as here.
 """
 
 import torch
@@ -26,9 +26,12 @@ def main(method: str = "sam", epochs: int = 60, batch: int = 32, **settings: flo
     groups = [{"params": body.parameters()}, {"params": head.parameters(), "perturb": False}]
     optimizer = METHODS[method](torch.optim.AdamW(groups, lr=1e-3, weight_decay=1e-2), model, **settings)
 
+    def loss_of(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return (model(inputs).squeeze(1) - targets).square().mean()
+
     for _ in range(epochs):
         for rows in train[torch.randperm(len(train))].split(batch):
-            optimizer.step(lambda keep, rows=rows: (model(x[rows][keep]).squeeze(1) - y[rows][keep]).square())
+            optimizer.step(loss_of, x[rows], y[rows])
 
     model.eval()
     with torch.no_grad():

@@ -1,6 +1,7 @@
 """What every test shares: one thread (steady, and fair to neighbours) and a small problem of each kind."""
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,15 +17,22 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "benchmarks"))  # they are
 
 
 class Problem:
-    """A model, a batch, and the closure of the README."""
+    """A model, a batch, and the loss function of the README; what ran is in ``calls`` and ``keeps``."""
 
     def __init__(self, model, x, y):
         self.model, self.x, self.y = model, x, y
-        self.calls = []
+        self.calls, self.keeps = [], []
+
+    def loss_of(self, x, y):
+        self.calls.append(len(x))
+        return F.cross_entropy(self.model(x), y, reduction="none")
 
     def closure(self, keep):
-        self.calls.append(keep)
-        return F.cross_entropy(self.model(self.x[keep]), self.y[keep], reduction="none")
+        self.keeps.append(keep)
+        return self.loss_of(self.x[keep], self.y[keep])
+
+    def step(self, optimizer, loss_of=None, **how):
+        return optimizer.step(loss_of or self.loss_of, self.x, self.y, **how)
 
     @property
     def weights(self):
@@ -49,8 +57,9 @@ def normalised(dtype=torch.float64):
 
 
 EVERY_ROW = {name: row for name, row in METHODS.items() if name != "sam-on"}  # which wants norm layers
-EVERY_METHOD = {name: method for name, method in EVERY_ROW.items() if "m" in method.options()}
-"""The rows of two passes over the whole batch; the others are the base, its controls, and cheaper relatives."""
+TWO_PASSES = ("sam", "asam", "looksam", "fsam", "gsam", "esam", "esam-swp", "esam-sds", "esam-random")
+EVERY_METHOD = {name: METHODS[name] for name in TWO_PASSES}
+"""The others are the base, its controls, and cheaper relatives."""
 
 
 def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
@@ -71,3 +80,23 @@ def own_cache(tmp_path_factory):
         patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.delenv("ESAM_DATA", raising=False)
         yield
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    """A real browser; tests that need it are skipped where there is none."""
+    if not (shutil.which("chromium") and shutil.which("chromedriver")):
+        pytest.skip("needs Debian's chromium and chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    flags = "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    profile = f"--user-data-dir={tmp_path_factory.mktemp('profile')}"
+    for flag in [*flags.split(), "--disable-component-update", "--disable-sync", profile]:
+        options.add_argument(flag)
+    options.binary_location = shutil.which("chromium")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    yield driver
+    driver.quit()

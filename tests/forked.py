@@ -4,7 +4,7 @@ import multiprocessing
 import os
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["esam.compare.worker", "torch._dynamo"])  # torch.optim imports the latter when it steps
+CONTEXT.set_forkserver_preload(["esam.runs.worker", "torch._dynamo"])  # torch.optim imports the latter when it steps
 
 
 def start(function, *arguments, **environment):

@@ -3,19 +3,18 @@
 import time
 from pathlib import Path
 
-from esam.sweep.study import SharedStudy
-from esam.sweep.work import Worker
+from esam.runs.sweep import SharedStudy
 from esam.train import run
 
 
 class Ended:
-    """A run that has ended."""
+    """A run that has ended, or one that never does."""
 
-    def __init__(self, complaint=""):
-        self.complaint = complaint
+    def __init__(self, failure=""):
+        self.failure = failure
 
-    def look(self):
-        return self.complaint
+    def poll(self):
+        return self.failure
 
     def stop(self):
         pass
@@ -25,7 +24,7 @@ class Ended:
 
 
 class Here:
-    """A place that does a run at once, in this process."""
+    """Does a run at once, in this process."""
 
     at_once = 1
 
@@ -35,7 +34,7 @@ class Here:
 
 
 class Stuck:
-    """A place whose runs never end; a file tells that one was begun."""
+    """Begins runs that never end; a file tells that one was begun."""
 
     at_once = 1
 
@@ -50,24 +49,15 @@ class Stuck:
 
 def work(url, out):
     """Take part in the only search of a database."""
-    Worker(SharedStudy.join(url), Path(out), Here(), poll=0.02)()
+    SharedStudy.join(url).work(Path(out), Here(), poll=0.02)
 
 
 def get_stuck(url, out, sign):
     """Take a trial and never end it."""
-    Worker(SharedStudy.join(url), Path(out), Stuck(sign), poll=0.02)()
+    SharedStudy.join(url).work(Path(out), Stuck(sign), poll=0.02)
 
 
 def create(url, search, begin):
     """Make the study when the clock says so, together with others."""
     time.sleep(max(0.0, begin - time.time()))
     SharedStudy.create(url, "search", search)
-
-
-def claim_all(url, file):
-    """Claim whatever waits, and write down what was claimed."""
-    study, claimed = SharedStudy.join(url), []
-    while (trial := study.claim()) is not None:
-        claimed.append(trial.number)
-        study.tell(trial, [float(trial.number)])
-    Path(file).write_text(" ".join(map(str, claimed)))

@@ -72,12 +72,6 @@ def test_a_seed_decides_a_direction_whatever_the_global_stream():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_seeds_give_directions_of_their_own():
-    draws = [gaussian({"w": torch.zeros(100, 100)}, seed=seed) for seed in range(3)]
-    assert all(abs(cosine_similarity(draws[a], draws[b])) < 0.05 for a, b in ((0, 1), (0, 2), (1, 2)))
-    assert float(draws[0]["w"].std()) == pytest.approx(1, abs=0.02)
-
-
 def test_adversarial_axes_are_orthogonal_and_span_the_gradients_of_the_halves():
     objective = ModelObjective(tanh_network(), data())
     theta = objective.parameters
@@ -132,10 +126,6 @@ def test_a_lines_values_by_hand_and_the_mean_over_groups():
     two = landscape(groups, theta, [[0, 1]])
     assert two.losses.tolist() == [[5, 4 + 12 - 2], [10, 2 * (1 + 9 - 3)]]
     assert two.mean.tolist() == [7.5, 14]
-
-
-def test_an_axis_with_an_odd_number_of_points_holds_theta():
-    assert even_axis(0.3, 51)[25] == 0 and even_axis(0.3, 51)[-1] == 0.3
 
 
 def by_hand(model, batches, directions, points):
@@ -221,22 +211,6 @@ def test_an_interrupted_landscape_evaluates_the_missing_points_only(tmp_path):
     assert len(calls) == 5 + 2  # and that it repeats
 
 
-def test_a_finished_landscape_is_read_and_not_evaluated_again(tmp_path):
-    calls = []
-
-    def counted(p):
-        calls.append(1)
-        return saddle(p)
-
-    theta = {"a": float64(1), "b": float64(2)}
-    arguments = {"ts": [0, 1, 2], "path": tmp_path / "line.json"}
-    one = line(counted, theta, {"a": float64(1)}, **arguments)
-    count = len(calls)
-    other = line(counted, theta, {"a": float64(1)}, **arguments)
-    assert torch.equal(one.losses, other.losses)
-    assert len(calls) == count + 2  # that it repeats, and that the data are the same
-
-
 def test_losses_that_are_not_finite_survive_the_file(tmp_path):
     theta, path = {"w": float64(1)}, tmp_path / "line.json"
     objective = lambda p: 1 / p["w"].sum() + torch.sqrt(p["w"].sum())  # noqa: E731
@@ -294,8 +268,3 @@ def test_an_interruption_in_the_middle_of_saving_leaves_the_last_file(tmp_path, 
 def test_what_does_not_fit_is_refused(groups, axes, message):
     with pytest.raises(ValueError, match=message):
         landscape(groups, {"a": float64(1), "b": float64(2)}, axes)
-
-
-def test_no_point_at_once_is_refused():
-    with pytest.raises(ValueError, match="vmap must be 1 or more, got 0"):
-        landscape([(saddle, [{"a": float64(1)}])], {"a": float64(1), "b": float64(2)}, [[0]], vmap=0)

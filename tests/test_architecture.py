@@ -16,38 +16,30 @@ ALLOWED = {
     "files": set(),
     "extras": set(),
     "optim": set(),
-    "analysis": {"optim", "files"},
+    "styles": {"optim"},
+    "analysis": {"optim", "files", "styles"},
     "train": {"optim", "analysis", "files", "extras"},
-    "report": {"optim", "train", "files"},
+    "report": {"optim", "train", "analysis", "files", "extras", "styles"},
     "bench": {"optim", "train", "report", "files"},
-    "compare": {"optim", "train", "report", "files", "extras"},
-    "recipes": {"optim", "train", "compare"},
-    "paper": {"optim", "train", "analysis", "compare", "report", "bench", "recipes", "files", "extras"},
-    "frontier": {"optim", "train", "analysis", "compare", "report", "files"},
-    "sweep": {"optim", "train", "compare", "report", "files"},
+    "runs": {"optim", "train", "analysis", "report", "files", "extras"},
+    "recipes": {"optim", "train", "runs"},
     "integrations": {"optim"},
+    "compat": {"optim"},
+    "factory": {"optim"},
     "cli": {
         "optim",
         "train",
         "analysis",
-        "compare",
+        "runs",
         "report",
         "bench",
         "recipes",
-        "paper",
-        "frontier",
-        "sweep",
         "files",
         "extras",
     },
-    "__init__": {"optim", "train", "compare"},  # what is public, on first use
+    "__init__": {"optim", "factory", "train", "runs"},  # what is public, on first use
     "__main__": {"cli"},
 }
-if (ROOT / "reproduce").is_dir():  # the paper's room in two: the engine, and its items among the recipes
-    ALLOWED["reproduce"] = ALLOWED["paper"] - {"bench", "recipes"}
-    ALLOWED["recipes"] = ALLOWED["recipes"] | ALLOWED["reproduce"] | {"bench", "reproduce"}
-    ALLOWED["cli"] = ALLOWED["cli"] | {"reproduce"}
-
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -71,8 +63,8 @@ def test_the_reader_of_imports_sees_each_way_to_write_one(tmp_path, monkeypatch)
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
     (tmp_path / "train").mkdir()
     path = tmp_path / "train" / "loop.py"
-    path.write_text("import esam.cli\nfrom esam import report\nfrom .. import bench\nfrom ..paper.items import Item\n")
-    assert list(imports(path)) == ["esam.cli", "esam.report", "esam.bench", "esam.paper.items.Item"]
+    path.write_text("import esam.cli\nfrom esam import report\nfrom .. import bench\nfrom ..optim.step import Plan\n")
+    assert list(imports(path)) == ["esam.cli", "esam.report", "esam.bench", "esam.optim.step.Plan"]
 
 
 def test_every_room_is_in_the_table_and_the_table_has_no_cycle():
@@ -89,6 +81,11 @@ def test_imports_go_down_only(room):
                 inner = rest.split(".")[0]
                 if whole == "esam" and inner and ((ROOT / inner).is_dir() or (ROOT / f"{inner}.py").exists()):
                     assert inner in ALLOWED[room] | {room}, f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_the_package_never_imports_the_experiments():
+    for path in FILES:
+        assert not any(name.split(".")[0] == "experiments" for name in imports(path)), path
 
 
 def test_optim_needs_torch_and_the_standard_library_only():

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from esam.train import augment
 from esam.train.augment import AUGMENTATIONS, find_augmentation
-from esam.train.data.batches import Normalise
+from esam.train.batches import Normalise
 
 NINE = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
 

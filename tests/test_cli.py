@@ -1,31 +1,41 @@
-"""Does the command line do what its words say, and answer a wrong word with the right one?"""
+"""Does the command line do what its words say, help who asks, and answer a wrong word with the right one?"""
 
+import csv
+import dataclasses
+import io
 import json
 import re
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Annotated, Literal
 
 import pytest
+from rich.console import Console
 
 from esam import __version__
 from esam.cli import COMMANDS, main
-from esam.compare import Comparison, Launcher
+from esam.cli.configfile import toml_lines
+from esam.cli.listing import setting_docs
+from esam.cli.parsing import FIXED, POSITIONAL, UsageError, parse
+from esam.cli.progress import shown
+from esam.optim import METHODS
 from esam.recipes import RECIPES
+from esam.runs import Comparison
 from esam.train import Config
 from esam.train.models import MODELS
 from esam.train.record import read_record, read_records
 
-TINY = ["--data", "digits", "--model", "mlp", "--train-size", "200", "--batch-size", "50"]
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+TINY = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--batch-size", "50"]
 TINY += ["--epochs", "2", "--threads", "1"]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("ESAM_DATA", raising=False)
-        patch.setenv("COLUMNS", "300")
-        yield
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 @pytest.fixture
@@ -35,7 +45,7 @@ def esam(capsys):
     def command(*words):
         try:
             code = main([str(word) for word in words])
-        except SystemExit as stop:  # tyro's own way out
+        except SystemExit as stop:  # after help
             code = stop.code
         return code, *capsys.readouterr()
 
@@ -45,245 +55,392 @@ def esam(capsys):
 # Help ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [[], ["-h"], ["--help"]])
-def test_help_names_every_command(esam, words):
-    code, out, err = esam(*words)
-    assert code == 0 and err == ""
-    assert all(re.search(rf"^  {command}\b", out, re.MULTILINE) for command in COMMANDS)
+def test_help_names_every_command_those_for_everyone_first(esam):
+    code, out, err = esam("--help")
+    assert (code, err) == (0, "") and out == esam()[1] == esam("-h")[1]
+    assert re.findall(r"^  (\w+)\b", out, re.MULTILINE) == list(COMMANDS)
+    assert out.index("\n  doctor") < out.index("for research") < out.index("\n  analyze")
 
 
-@pytest.mark.parametrize(
-    ("command", "mentions"),
-    [
-        ("train", ["--method", "--rho", "--out", "--tensorboard", "--precision {float32,bf16,fp16}"]),
-        ("train demo", ["--method", "--label-noise FLOAT", "(default: 0.3)"]),
-        ("compare", ["--methods", "--seeds", "--set", "--jobs", "sam.rho=0.1"]),
-        ("compare demo", ["--methods", "esam-swp"]),
-        ("analyze", ["--landscape INT", "--pictures", "--eigenvalues", "folder of a run"]),
-        ("report", ["--out"]),
-        ("bench", ["esam bench step [OPTIONS]", "esam bench step --help"]),
-        ("models", ["esam models"]),
-        ("recipes", ["esam recipes"]),
-    ],
-)
-def test_every_command_explains_its_options(esam, command, mentions):
+@pytest.mark.parametrize("command", [*COMMANDS, "bench step", "train demo"])
+def test_help_fits_into_80_columns_and_says_something_of_every_option(esam, command):
     code, out, _ = esam(*command.split(), "--help")
-    assert code == 0 and f"usage: esam {command.split()[0]}" in out
-    assert [word for word in mentions if word not in out] == []
+    assert code == 0 and out.startswith(f"usage: esam {command.removesuffix(' demo')}")
+    assert max(map(len, out.splitlines())) <= 80
+    options = re.findall(r"^  (?:-h, )?(--[\w-]+).*\n?", out, re.MULTILINE)
+    for option in options:
+        said = re.search(rf"{option}(?: \S+)*?\s{{2,}}(\S.*)|{option} .*\n {{20,}}(\S.*)", out)
+        assert said and not next(filter(None, said.groups())).startswith("(default"), option
+
+
+def test_help_of_a_run_starts_with_what_everybody_needs_and_leaves_methods_settings_to_their_list(esam):
+    _, out, _ = esam("compare", "--help")
+    assert out.startswith("usage: esam compare [RECIPE] [OPTIONS]\n")
+    options = re.findall(r"^  (--[\w-]+)", out, re.MULTILINE)
+    assert options[:7] == ["--data", "--model", "--methods", "--seeds", "--epochs", "--lr", "--batch-size"]
+    assert {"--method", "--seed", "--settings", "--rho", "--gamma"}.isdisjoint(options) and "esam methods NAME" in out
+    _, out, _ = esam("train", "demo", "--help")
+    assert "(default: 0.3)" in re.search(r"--label-noise.*?--", out, re.DOTALL)[0]  # the recipe's own
+
+
+def test_help_does_without_torch():
+    for words in (["--help"], ["compare", "--help"], ["train", "--help"], ["predict", "--help"]):
+        program = f"import sys; from esam.cli import main\ntry: main({words})\nexcept SystemExit: pass\n"
+        program += "sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0, words
 
 
 def test_the_version_is_the_packages_own(esam):
     assert esam("--version") == (0, f"{__version__}\n", "")
 
 
-def test_help_does_without_torch():
-    program = "import sys; from esam.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True).returncode == 0
+def test_every_setting_of_every_method_has_a_sentence(esam):
+    for name, row in METHODS.items():
+        code, out, _ = esam("methods", name)
+        assert code == 0 and row.summary in " ".join(out.split()) and max(map(len, out.splitlines())) <= 80
+        rows = {line["setting"]: line for line in json.loads(esam("methods", name, "--format", "json")[1])[0]["rows"]}
+        assert set(rows) == {f"--{key.replace('_', '-')}" for key in row.options()}
+        assert all(len(line["what it does"]) > 20 for line in rows.values()), (name, rows)
 
 
-def test_models_and_recipes_are_listed(esam):
-    code, out, _ = esam("models")
-    assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(MODELS)
-    code, out, _ = esam("recipes")
-    assert code == 0 and [line.split()[0] for line in out.splitlines()] == list(RECIPES)
+def test_a_sentence_is_taken_from_the_class_or_its_parents():
+    class Parent:
+        """First.
+
+        Args:
+            m: Of the parent,
+                on two lines.
+            rho, seed: Both.
+        """
+
+    class Child(Parent):
+        """Second.
+
+        Args:
+            m: As for the parent.
+            rho: The child's.
+
+        >>> 1
+        """
+
+    assert setting_docs(Child) == {"m": "Of the parent, on two lines.", "rho": "The child's.", "seed": "Both."}
 
 
-# Wrong words ---------------------------------------------------------------------------------------------------------
+# Words to values -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inner:
+    size: int | None = None
+    """Pixels: 100 % of them."""
+    hidden: Annotated[str, FIXED] = "kept"
+
+
+@dataclass(frozen=True)
+class Options:
+    """All kinds."""
+
+    run: Annotated[Path, POSITIONAL]
+    files: Annotated[tuple[Path, ...], POSITIONAL] = ()
+    inner: Inner = Inner(size=3)
+    methods: tuple[str, ...] = ("a",)
+    seeds: tuple[int, ...] = (0,)
+    notes: tuple[str, ...] = ()
+    kind: Literal["sgd", "adamw"] = "sgd"
+    lr: float = 0.1
+    memory: bool = True
+    quiet: bool = False
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("words", "wanted"),
     [
-        (["trian"], "unknown command 'trian'. Did you mean 'train'"),
-        (["compare", "dmeo"], "unknown recipe 'dmeo'. Did you mean 'demo'"),
-        (["train", "cifar10-smal"], "unknown recipe 'cifar10-smal'. Did you mean 'cifar10-small'"),
-        (["train", *TINY, "--method", "easm"], "unknown method 'easm'. Did you mean 'esam'"),
-        (["train", *TINY, "--model", "resnet9"], "there is no model 'resnet9'. Did you mean 'resnet8'"),
-        (["train", *TINY, "--data", "digist"], "'digist': .* Did you mean 'digits'"),
-        (["train", *TINY, "--augment", "cutuot"], "Did you mean 'cutout'"),
-        (["train", *TINY, "--method", "sam", "--gamma", "0.5"], "sam takes no --gamma; its settings: rho, m"),
-        (["train", *TINY, "--gamma", "7"], r"gamma must be in \(0, 1\], got 7"),
-        (["train", *TINY, "--device", "gpu"], "device must be auto, cpu or one that torch finds here"),
-        (["train", *TINY, "--epochs", "-1"], "epochs must be 0 or more, got -1"),
-        (["compare", *TINY, "--methods", "sgd", "asm"], "unknown method 'asm'. Did you mean 'asam'"),
-        (["compare", *TINY, "--set", "rho=0.1"], "--set takes method.setting=value, such as sam.rho=0.1"),
-        (["compare", *TINY, "--set", "sam.roh=0.1"], "sam has no setting 'roh' of its own. Did you mean 'rho'"),
-        (["compare", *TINY, "--set", "esan.rho=0.1"], "unknown method 'esan'. Did you mean 'esam'"),
-        (["compare", *TINY, "--set", "sam.seed=1"], "sam has no setting 'seed' of its own"),
-        (["compare", *TINY, "--jobs", "0"], "jobs must be 1 or more, got 0"),
-        (["report", "nowhere"], "nowhere is not a folder"),
+        ("r", {"run": Path("r"), "inner": Inner(3, "kept"), "memory": True}),
+        ("r a b --size 8 --lr 1e-3", {"files": (Path("a"), Path("b")), "inner": Inner(8, "kept"), "lr": 0.001}),
+        ("r --methods base,sam esam", {"methods": ("base", "sam", "esam")}),
+        ("r --notes one,two", {"notes": ("one,two",)}),
+        ("r --seeds 3", {"seeds": (0, 1, 2)}),
+        ("r --seeds 0", {"seeds": (0,)}),
+        ("r --seeds 4 2", {"seeds": (4, 2)}),
+        ("r --seeds 4,2", {"seeds": (4, 2)}),
+        ("r --seeds 5..7 1", {"seeds": (5, 6, 7, 1)}),
+        ("r --seeds -1", {"seeds": (-1,)}),
+        ("r --no-memory --quiet --kind=adamw", {"memory": False, "quiet": True, "kind": "adamw"}),
+        ("r --no-memory --memory", {"memory": True}),
+        ("--lr 1 r --kind sgd a", {"run": Path("r"), "files": (Path("a"),), "lr": 1.0}),
     ],
 )
-def test_a_wrong_word_ends_with_1_and_the_nearest_right_one(esam, tmp_path, words, message):
-    folder = [] if words[0] in ("trian", "report") else ["--out", tmp_path / "run"]
-    code, out, err = esam(*words, *folder)
-    assert (code, out) == (1, "")
-    assert re.match(f"esam: .*{message}", err) and "Traceback" not in err
-
-
-@pytest.mark.parametrize("words", [["train", "--epoch", "3"], ["models", "--all"], ["train", "--precision", "fp8"]])
-def test_an_unknown_option_ends_with_2_and_no_traceback(esam, words):
-    code, _, err = esam(*words)
-    assert code == 2 and "Traceback" not in err and words[1] in err
-
-
-def test_an_empty_folder_has_no_report(esam, tmp_path):
-    code, _, err = esam("report", tmp_path)
-    assert code == 1 and "train something first" in err
-
-
-# Commands ------------------------------------------------------------------------------------------------------------
-
-
-def test_train_obeys_its_options_and_prints_what_it_records(esam, tmp_path):
-    code, out, _ = esam("train", *TINY, "--method", "sam", "--rho", "0.2", "--seed", "3", "--out", tmp_path / "run")
-    assert code == 0
-    record = read_record(tmp_path / "run" / "record.jsonl")
-    asked = {
-        "method": "sam",
-        "settings": {"rho": 0.2},
-        "seed": 3,
-        "model": "mlp",
-        "train_size": 200,
-        "batch_size": 50,
-        "epochs": 2,
-    }
-    assert asked.items() <= record.config.items() and record.finished and record.end["sharpness"] > 0
-    for line in record.epochs:
-        accuracy = 100 * line["test_accuracy"]
-        assert f"epoch {line['epoch']} of 2: train loss {line['train_loss']:.4f}, test accuracy {accuracy:.2f} %" in out
-    last, best = (100 * record.end["test_accuracy"][which] for which in ("last", "best"))
-    assert f"SAM: test accuracy {last:.2f} % (best {best:.2f} %), record in {tmp_path / 'run'}" in out
-
-
-def test_train_again_returns_the_finished_run_and_refuses_another_in_its_place(esam, tmp_path):
-    out = ["--out", tmp_path / "[red] run"]
-    _, first, _ = esam("train", *TINY, *out)
-    code, second, _ = esam("train", *TINY, *out)
-    assert code == 0 and second == first.splitlines(keepends=True)[-1] and "[red] run" in second
-    code, _, err = esam("train", *TINY, "--seed", "1", *out)
-    assert code == 1 and "holds another run" in err
-
-
-def test_an_interrupted_training_says_how_to_go_on_and_goes_on(esam, tmp_path, monkeypatch):
-    words = ["train", *TINY, "--out", tmp_path]
-
-    def interrupted(self, metrics):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("esam.cli.progress.Lines.epoch", interrupted)
-        code, _, err = esam(*words)
-    assert code == 130 and err == "esam: interrupted; the same command resumes\n"
-    code, _, _ = esam(*words)
-    assert code == 0 and [line["epoch"] for line in read_record(tmp_path / "record.jsonl").epochs] == [1, 2]
-
-
-def test_no_epochs_are_no_crash(esam, tmp_path):
-    code, out, _ = esam("train", *TINY, "--epochs", "0", "--out", tmp_path)
-    assert code == 0 and "ESAM: no epoch trained" in out
-
-
-def test_tensorboard_gets_the_recorded_numbers_and_the_lines_are_still_printed(esam, tmp_path):
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    code, out, _ = esam("train", *TINY, "--tensorboard", "--out", tmp_path)
-    assert code == 0 and "epoch 2 of 2: train loss" in out
-    events = accumulator.EventAccumulator(str(tmp_path)).Reload()
-    record = read_record(tmp_path / "record.jsonl")
-    for name in ("train_loss", "test_accuracy", "lr", "forwards"):
-        written = [(event.step, event.value) for event in events.Scalars(name)]
-        assert written == [(line["epoch"], pytest.approx(line[name], rel=1e-6)) for line in record.epochs]
-
-
-def test_a_recipe_is_a_start_that_options_change(esam, tmp_path):
-    words = ["--epochs", "1", "--model", "mlp", "--train-size", "100", "--out", tmp_path]
-    assert esam("train", "demo", *words)[0] == 0
-    config = read_record(tmp_path / "record.jsonl").config
-    assert (config["label_noise"], config["epochs"], config["model"]) == (0.3, 1, "mlp")
-    assert config["settings"] == {"rho": 0.1}
-
-
-@pytest.fixture(scope="module")
-def compared(tmp_path_factory):
-    """A tiny comparison in a process of its own, as a user starts it."""
-    folder = tmp_path_factory.mktemp("compared")
-    words = [*TINY, "--methods", "sgd", "sam", "--seeds", "0", "--set", "sam.rho=0.1", "--jobs", "2", "--out", folder]
-    command = [sys.executable, "-m", "esam", "compare", *map(str, words)]
-    return folder, subprocess.run(command, capture_output=True, text=True)
-
-
-def test_compare_leaves_a_record_of_each_run_a_table_and_a_report(compared):
-    folder, done = compared
-    assert (done.returncode, done.stderr) == (0, "")
-    records = {record.method: record for record in read_records(folder)}
-    assert records.keys() == {"base", "sam"} and all(record.finished for record in records.values())
-    for record in records.values():
-        assert f"{100 * record.end['test_accuracy']['last']:.2f}" in done.stdout
-        assert f"{record.method}, seed 0: epoch 2, train loss {record.epochs[-1]['train_loss']:.3f}" in done.stdout
-    assert f"report: {folder / 'report.html'}" in done.stdout
-    assert "SAM" in (folder / "report.html").read_text()
-
-
-def test_a_setting_of_one_method_stands_in_its_record_only(compared):
-    settings = {record.method: record.config["settings"] for record in read_records(compared[0])}
-    assert settings == {"base": {}, "sam": {"rho": 0.1}}
-
-
-def test_report_writes_the_page_where_it_is_told(esam, compared, tmp_path):
-    code, out, err = esam("report", compared[0], "--out", tmp_path / "page.html")
-    assert (code, out, err) == (0, f"{tmp_path / 'page.html'}\n", "")
-    assert (tmp_path / "page.html").read_text() == (compared[0] / "report.html").read_text()
-
-
-def test_settings_are_added_to_the_recipes_own(esam, tmp_path, monkeypatch):
-    recipe = Comparison(Config(), ("sam", "esam"), (0,), {"sam": {"rho": 0.3, "m": 8}, "esam": {"gamma": 0.7}})
-    monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
-    planned = []
-    monkeypatch.setattr(Launcher, "__call__", lambda self, watch=None: planned.extend(self.runs))
-    esam("compare", "demo", "--set", "sam.rho=0.1", "esam.ranking=random", "--out", tmp_path)
-    settings = {run.config.method: run.config.settings for run in planned}
-    assert settings == {"sam": {"rho": 0.1, "m": 8}, "esam": {"gamma": 0.7, "ranking": "random"}}
-
-
-def test_a_configuration_survives_the_way_through_json():
-    config = Config(settings={"rho": 0.1}, notes=("one", "two"), train_size=5)
-    assert Config.from_json(json.loads(json.dumps(config.as_json()))) == config
-
-
-def test_a_configuration_of_an_earlier_version_is_the_run_that_it_was():
-    old = {"method": "sgd", "rho": None, "choose": None, "epochs": 3, "notes": ["a remark"], "threads": 2}
-    assert Config.from_json(old).identity() == Config(method="base", epochs=3).identity()
-    random_half = Config.from_json({"method": "esam", "rho": 0.1, "ranking": None, "choose": None})
-    assert random_half == Config(method="esam-random", settings={"rho": 0.1})
-    paper = Config.from_json({"method": "esam", "rho": 0.1, "ranking": "exact", "choose": "independent"})
-    assert paper == Config(method="esam", settings={"rho": 0.1})
-
-
-def test_remarks_threads_and_the_device_do_not_make_another_run():
-    plain = Config(method="sam")
-    assert Config(method="sam", notes=("a",), threads=3, device="cpu").id() == plain.id()
-    assert Config(method="sam", settings={"rho": 0.05}).id() == plain.id()  # its default, said
-    assert Config(method="sam", settings={"rho": 0.1}).id() != plain.id()
-
-
-def test_a_recipes_own_settings_reach_a_single_run(esam, tmp_path, monkeypatch):
-    settings = {"sam": {"rho": 0.3, "weight_decay": 0.01}, "esam": {"rho": 0.7}}
-    recipe = Comparison(Config(model="mlp", train_size=100, epochs=0), ("sam", "esam"), (0,), settings)
-    monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
-    for method, words, rho in (("sam", [], 0.3), ("esam", [], 0.7), ("sam", ["--rho", "0.2"], 0.2)):
-        folder = tmp_path / f"{method}{rho}"
-        assert esam("train", "demo", "--method", method, *words, "--out", folder)[0] == 0
-        config = read_record(folder / "record.jsonl").config
-        assert config["settings"] == {"rho": rho}
-        assert config["weight_decay"] == (0.01 if method == "sam" else 5e-4)
+def test_words_become_values(words, wanted):
+    found = parse("toy", Options, words.split())
+    assert {name: getattr(found, name) for name in wanted} == wanted
 
 
 @pytest.mark.parametrize(
-    ("package", "install"), [("tyro", "torch-esam[train]"), ("scipy.sparse", "torch-esam[analysis]"), ("odd", "odd")]
+    ("words", "named"),
+    [
+        ("", "RUN"),
+        ("r --lrr 1", "Did you mean '--lr'"),
+        ("r --lr fast", "--lr takes a number, got 'fast'"),
+        ("r --size 1.5", "--size takes a whole number"),
+        ("r --kind adam", "Did you mean 'adamw'"),
+        ("r --seeds x", "--seeds"),
+        ("r --seeds 99999999999999999999999", "2^63"),
+        ("r --lr", "--lr"),
+        ("r --hidden x", "--hidden"),
+    ],
 )
+def test_a_word_that_cannot_be_read_is_named(words, named):
+    with pytest.raises(UsageError, match=re.escape(named)):
+        parse("toy", Options, words.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "named"),
+    [
+        ("trian", 2, "Did you mean 'train'"),
+        ("train --epoch 3", 2, "Did you mean '--epochs'"),
+        ("compare dmeo", 1, "Did you mean 'demo'"),
+        ("train T --method easm", 1, "Did you mean 'esam'"),
+        ("train T --model resnet9", 1, "Did you mean 'resnet8'"),
+        ("train T --data digist", 1, "Did you mean 'digits'"),
+        ("train T --method sam --gamma 0.5", 1, "gamma"),
+        ("train T --method esam --gamma 7", 1, "gamma must be in (0, 1], got 7"),
+        ("compare T --methods base,asm", 1, "Did you mean 'asam'"),
+        ("compare T --set rho=0.1", 1, "sam.rho=0.1"),
+        ("compare T --set sam.roh=0.1", 1, "Did you mean 'rho'"),
+        ("compare T --set sam.rho=far", 2, "sam.rho"),
+        ("compare T --methods base --rho 0.1", 1, "--rho"),
+        ("methods easm", 1, "Did you mean 'esam'"),
+        ("report nowhere", 1, "nowhere is not a folder"),
+    ],
+)
+def test_a_wrong_word_is_answered_with_the_nearest_right_one_and_no_traceback(esam, tmp_path, words, code, named):
+    typed = " ".join(TINY).join(words.split(" T")) if " T" in words else words
+    out = ["--out", tmp_path / "run"] if words.split()[0] in ("train", "compare") else []
+    found, printed, err = esam(*typed.replace("train--", "train --").replace("compare--", "compare --").split(), *out)
+    assert (found, printed) == (code, "") and err.startswith("esam: ") and named in err and "Traceback" not in err
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("package", "install"), [("rich", "torch-esam[train]"), ("odd", "odd")])
 def test_a_missing_package_is_answered_by_what_to_install(esam, monkeypatch, package, install):
     def missing(name):
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
 
     monkeypatch.setattr("esam.cli.import_module", missing)
     assert esam("train") == (1, "", f"esam: train needs {package}; run: pip install {install}\n")
+
+
+# Options from a file -------------------------------------------------------------------------------------------------
+
+
+def printed(esam, *words):
+    code, out, err = esam(*words, "--print-config")
+    assert (code, err) == (0, "")
+    return out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--method", "sam", "--rho", "0.2", "--notes", 'a "remark"', "über alles", "--track", "wandb"],
+        ["train", "demo", "--method", "esam-swp"],
+        [
+            "compare",
+            "--methods",
+            "base",
+            "sam",
+            "--seeds",
+            "3..3",
+            "--set",
+            "sam.rho=0.1",
+            "--validation",
+            "--lr",
+            "1e-9",
+        ],
+        ["compare", "demo", "--jobs", "2"],
+    ],
+)
+def test_what_is_printed_as_a_file_comes_to_the_same_options(esam, tmp_path, words):
+    text = printed(esam, *words)
+    (tmp_path / "run.toml").write_text(text)
+    assert printed(esam, words[0], "--config", tmp_path / "run.toml") == text
+    assert tomllib.loads(text)["epochs"] >= 20
+
+
+def test_the_file_wins_over_a_recipe_and_what_is_typed_over_the_file(esam, tmp_path):
+    (tmp_path / "run.toml").write_text("epochs = 3\nlabel-noise = 0.1\nvalidation = true\n")
+    words = ["train", "demo", f"--config={tmp_path / 'run.toml'}", "--epochs", "4", "--no-validation"]
+    asked = tomllib.loads(printed(esam, *words))
+    assert (asked["epochs"], asked["label_noise"], asked["validation"]) == (4, 0.1, False)
+    assert asked["lr"] == RECIPES["demo"]().config.lr and asked["rho"] == 0.1
+
+
+def test_the_methods_own_defaults_are_remarks_and_another_method_can_still_be_named(esam, tmp_path):
+    text = printed(esam, "train", "--method", "esam")
+    assert "# gamma = 0.5  # esam's own default" in text and "gamma" not in tomllib.loads(text)
+    (tmp_path / "run.toml").write_text(text)
+    other = printed(esam, "train", "--config", tmp_path / "run.toml", "--method", "sam")
+    assert tomllib.loads(other)["method"] == "sam" and "gamma" not in other
+
+
+def test_settings_of_one_method_are_added_to_the_recipes_own(esam, monkeypatch):
+    recipe = Comparison(Config(), ("sam", "esam"), (0,), {"sam": {"rho": 0.3, "m": 8}, "esam": {"gamma": 0.7}})
+    monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
+    text = printed(esam, "compare", "demo", "--set", "sam.rho=0.1", "esam.ranking=random")
+    assert tomllib.loads(text)["set"] == ["sam.rho=0.1", "sam.m=8", "esam.gamma=0.7", "esam.ranking=random"]
+
+
+def test_every_kind_of_value_survives_toml():
+    values = {"a": 1, "b": 1e30, "c": -0.5, "d": True, "e": 'q"\\\n', "f": ["x", "y"], "h": 10**20}
+    assert tomllib.loads("\n".join(toml_lines({**values, "g": None}))) == values
+
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+def test_train_obeys_its_options_prints_what_it_records_and_again_returns_the_finished_run(esam, tmp_path):
+    words = ["train", *TINY, "--method", "sam", "--rho", "0.2", "--seed", "3", "--out", tmp_path / "[red] run"]
+    code, out, _ = esam(*words)
+    record = read_record(tmp_path / "[red] run" / "record.jsonl")
+    asked = {"method": "sam", "settings": {"rho": 0.2}, "seed": 3, "model": "mlp", "train_size": 100, "epochs": 2}
+    assert code == 0 and asked.items() <= record.config.items() and record.end["sharpness"] > 0
+    for line in record.epochs:
+        accuracy = 100 * line["test_accuracy"]
+        assert f"epoch {line['epoch']} of 2: train loss {line['train_loss']:.4f}, test accuracy {accuracy:.2f} %" in out
+    assert esam(*words) == (0, out.splitlines(keepends=True)[-1], "")
+    code, _, err = esam(*words, "--seed", "1")
+    assert code == 1 and "holds another run" in err
+
+
+def test_an_interrupted_training_resumes(esam, tmp_path, monkeypatch):
+    def interrupted(self, metrics):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("esam.cli.progress.Lines.epoch", interrupted)
+        code, _, err = esam("train", *TINY, "--out", tmp_path)
+    assert code == 130 and err == "esam: interrupted; the same command resumes\n"
+    assert esam("train", *TINY, "--out", tmp_path)[0] == 0
+    assert [line["epoch"] for line in read_record(tmp_path / "record.jsonl").epochs] == [1, 2]
+
+
+def test_a_recipe_is_a_start_that_options_and_a_file_change(esam, tmp_path):
+    (tmp_path / "run.toml").write_text('model = "mlp"\ntrain_size = 100\nthreads = 1\nquiet = true\n')
+    words = ["--epochs", "1", "--method", "sam", "--out", tmp_path / "run", "--config", tmp_path / "run.toml"]
+    code, out, _ = esam("train", "demo", *words)
+    config = read_record(tmp_path / "run" / "record.jsonl").config
+    assert (config["label_noise"], config["epochs"], config["model"]) == (0.3, 1, "mlp")
+    assert (code, config["settings"], out.count("\n")) == (0, {"rho": 0.1}, 1)
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A tiny comparison in a process of its own, as a user starts it."""
+    folder = tmp_path_factory.mktemp("compared")
+    words = [*TINY, "--methods", "base,sam", "--seeds", "2", "--set", "sam.rho=0.1", "--jobs", "2", "--out", folder]
+    command = [sys.executable, "-m", "esam", "compare", *map(str, words)]
+    return folder, words, subprocess.run(command, capture_output=True, text=True)
+
+
+def test_compare_leaves_a_record_of_each_run_a_verdict_a_table_and_a_report(compared):
+    folder, _, done = compared
+    assert (done.returncode, done.stderr) == (0, "")
+    records = {(record.method, record.seed): record for record in read_records(folder)}
+    assert records.keys() == {(method, seed) for method in ("base", "sam") for seed in (0, 1)}
+    assert {key: record.config["settings"] for key, record in records.items()}["sam", 1] == {"rho": 0.1}
+    assert "Test acc., %" in done.stdout and f"report: {folder / 'report.html'}" in done.stdout
+    assert "SAM" in (folder / "report.html").read_text()
+
+
+def test_report_writes_the_page_where_it_is_asked_to(esam, compared, tmp_path):
+    code, out, err = esam("report", compared[0], "--out", tmp_path / "page.html")
+    assert (code, out, err) == (0, f"{tmp_path / 'page.html'}\n", "")
+    assert (tmp_path / "page.html").read_text() == (compared[0] / "report.html").read_text()
+
+
+def table(esam, form, *words):
+    code, text, _ = esam(*words, "--format", form)
+    assert code == 0
+    if form == "json":
+        found = json.loads(text)
+        return found[0].get("rows", found)
+    if form == "csv":
+        return list(csv.DictReader(io.StringIO(text)))
+    lines = [line[2:-2].split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    head, _, *rows = [[cell.strip() for cell in line] for line in lines]
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "md"])
+def test_tables_are_given_in_every_form_and_nothing_else_on_their_channel(esam, compared, form):
+    for command, known in (("methods", METHODS), ("models", MODELS), ("recipes", RECIPES)):
+        assert {row["name"] for row in table(esam, form, command)} == set(known)
+    rows = table(esam, form, "compare", *compared[1])
+    if form != "json":
+        assert [row["Method"] for row in rows] == ["SGD", "SAM"]
+        return
+    for row in rows:
+        ends = [record.end for record in read_records(compared[0]) if record.method == row["method"]]
+        assert row["accuracy"]["mean"] == pytest.approx(sum(end["test_accuracy"]["last"] for end in ends) / 2)
+        assert row["seeds"] == [0, 1] and row["sharpness"]["n"] == 2
+
+
+@pytest.mark.parametrize(("seconds", "found"), [(5.0, True), (2.1, False)])
+def test_the_doctor_says_where_a_step_costs_more_than_its_passes_count(esam, monkeypatch, seconds, found):
+    watch = SimpleNamespace(ratios=[], findings=list)
+    times = {"sam": seconds, "base": 1.0}
+    monkeypatch.setattr("esam.cli.doctor._watched", lambda config, steps: (watch, times[config.method]))
+    code, out, _ = esam("doctor", *TINY, "--method", "sam", "--device", "cpu")
+    assert code == 0 and f"{seconds:.2f} times" in out and "count 2.00" in out
+    assert ("dearer" in out) == found and ("nothing found" in out) != found
+
+
+# Progress ------------------------------------------------------------------------------------------------------------
+
+RUN = Config(data="digits", model="mlp", method="esam", train_size=100, batch_size=50, epochs=3, threads=1)
+
+
+def seen(config, *, terminal, quiet=False):
+    """What is shown of three epochs of four batches, the first of which an earlier run had done."""
+    text = io.StringIO()
+    console = Console(file=text, force_terminal=terminal, width=80, color_system=None)
+    with shown(config, "ESAM", console, quiet=quiet) as view:
+        for epoch in (2, 3):
+            for number in range(4):
+                view.batch(epoch, number, 4)
+            view.epoch({"epoch": epoch, "seconds": 2.0 * epoch, "train_loss": 0.25, "test_accuracy": 0.5})
+    return text.getvalue()
+
+
+def test_a_pipe_gets_what_takes_effect_and_a_line_an_epoch_with_the_time_left():
+    first, *lines = seen(RUN, terminal=False).splitlines()
+    assert first.startswith("ESAM: rho 0.05, beta 0.6, gamma 0.5") and "sgd, lr 0.1, weight decay 0.0005" in first
+    assert re.fullmatch(r"epoch 2 of 3: train loss 0.2500, test accuracy 50.00 %, about .* left", lines[0])
+    assert lines[1] == "epoch 3 of 3: train loss 0.2500, test accuracy 50.00 %"
+    budget = seen(dataclasses.replace(RUN, budget=10.0), terminal=False).splitlines()
+    assert re.match("epoch 2, 4 of 10 s: .*about 6.0 s left", budget[1]), budget[1]
+
+
+@pytest.mark.parametrize("budget", [None, 6.0])
+def test_a_terminal_of_80_columns_gets_a_bar_with_its_times_that_ends_full(budget):
+    text = seen(dataclasses.replace(RUN, budget=budget), terminal=True)
+    last = [line for line in text.replace("\r", "\n").splitlines() if "100 %" in line][-1]
+    assert re.search(r"━ 100 % \d:\d\d:\d\d left \d:\d\d:\d\d loss 0.25, test 50.0 %", last), last
+
+
+def test_quiet_is_quiet():
+    assert seen(RUN, terminal=True, quiet=True) == seen(RUN, terminal=False, quiet=True) == ""
+
+
+# Channels ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_has_gone_is_no_error_and_a_sign_that_cannot_be_shown_is_none_either():
+    command = [sys.executable, "-m", "esam", "methods"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
+        program.stdout.close()
+        assert (program.stderr.read(), program.wait()) == ("", 141)
+    ascii_only = {"PYTHONIOENCODING": "ascii", "PYTHONPATH": ":".join(sys.path), "PATH": ""}
+    done = subprocess.run(command, capture_output=True, env=ascii_only)
+    assert (done.returncode, done.stderr) == (0, b"") and b"?g?" in done.stdout

@@ -31,7 +31,7 @@ from two_ranks import (
     train,
 )
 
-from esam import ESAM, METHODS, LookSAM
+from esam import ESAM, METHODS
 
 pytestmark = [needs_gloo, pytest.mark.filterwarnings("ignore:torch.distributed is disabled"), pytest.mark.slow]
 
@@ -242,14 +242,3 @@ def test_a_step_under_way_does_not_outlive_the_loading_of_another_state():
     optimizer.load_state_dict(state)
     with pytest.raises(ValueError, match="nothing to work on"):
         optimizer.gradient()
-
-
-def test_a_part_that_looksam_has_not_found_yet_is_read_as_none():
-    def run(reads):
-        model = mlp()
-        optimizer, other = (LookSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, k=3) for _ in range(2))
-        if reads:
-            set_optimizer_state_dict(model, optimizer, get_optimizer_state_dict(model, other))
-        return train(model, optimizer, joined, BEFORE)
-
-    assert_same(run(True), run(False))

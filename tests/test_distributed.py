@@ -18,13 +18,11 @@ from two_ranks import (
     BATCH,
     RANKS,
     SEVERAL,
-    Corrected,
     ESAMByHand,
     assert_near,
     assert_same,
     batch_of,
     closures_of,
-    corrected_by_hand,
     distance,
     joined,
     mlp,
@@ -62,7 +60,6 @@ ROWS = {
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam, m": functools.partial(METHODS["esam"], m=3),
     "esam, aligned": functools.partial(METHODS["esam"], ranking="aligned"),
-    "toy": Corrected,
     "sam, rho 0": functools.partial(METHODS["sam"], rho=0.0),
 }
 
@@ -278,7 +275,6 @@ def cases(rank):
     for name, way in itertools.product(("esam", "esam-sds", "esam-swp", "sam"), both):
         yield ("hand", name, way), case(trained, ROWS[name], rho=RHO, perturbation=way)
         yield ("hand, cut", name, way), case(trained, ROWS[name], cuts=CUTS, rho=RHO, perturbation=way)
-    yield ("hand", "toy"), case(trained, Corrected, rho=RHO, perturbation="global")
     for name in ROWS:
         yield ("steps", name), case(at_every_step, name)
         yield ("phases", name), case(at_every_step, name, phases=True)
@@ -340,10 +336,6 @@ def test_the_ranks_share_or_own_eps_and_average_the_second_gradients_of_what_eac
     by_hand = twin.train(sgd(model), STEPS)
     assert_near(ranks[0]["hand", name, way], by_hand)
     assert_near(ranks[0]["hand, cut", name, way], by_hand)
-
-
-def test_a_part_of_the_batch_runs_apart_on_each_rank(ranks):
-    assert_near(ranks[0]["hand", "toy"], corrected_by_hand(RHO, STEPS))
 
 
 def test_an_eps_of_each_rank_s_own_is_another_step_than_one_for_all(ranks):

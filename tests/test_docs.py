@@ -1,15 +1,17 @@
-"""The tables of README and docs are those of the committed records, and README code is code."""
+"""The tables of README and docs are those of the committed records, and printed code is code."""
 
 import importlib.util
 import os
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import snippets
 import torch
+import torch.nn.functional as F
 
 import esam
 import esam.analysis
@@ -17,84 +19,126 @@ from esam import METHODS, RECOMMENDED, SAM
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 SPEC = importlib.util.spec_from_file_location("tables", ROOT / "docs" / "tables.py")
 tables = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(tables)
+PAGES = tables.PAGES
 
 
-@pytest.mark.parametrize(
-    "page", [page for page in tables.PAGES if page.name != "faults.md"], ids=lambda page: page.name
-)  # test_fault_catalogue compares that one, line by line
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_pages_tables_are_what_make_docs_writes(page):
     text = page.read_text()
     assert tables.written(text) == text
 
 
-def test_every_table_stands_on_a_page():
+def test_every_table_is_on_a_page():
     pages = "".join(page.read_text() for page in tables.PAGES)
     assert [name for name in tables.BLOCKS if f"<!-- {name} -->" not in pages] == []
 
 
-def test_the_readme_can_be_read_in_one_sitting():
-    assert len(README) <= 9_500
+# Printed code --------------------------------------------------------------------------------------------------------
 
 
-def test_the_readmes_loop_is_the_recommended_methods_and_learns():
+def test_the_readme_runs_as_printed_and_trains_with_the_recommended_method(capsys):
     torch.manual_seed(0)
-    x = torch.randn(96, 64)
-    scope = {"loader": [(x[i : i + 32], x[i : i + 32, :10].argmax(1)) for i in (0, 32, 64)]}
-    exec(BLOCKS[0], scope)
-    assert scope["loss"] < 0.5
+    scope = snippets.run(ROOT / "README.md", {})
+    assert scope["loss"] < 0.5  # of ten classes: chance is 2.3
     assert type(scope["optimizer"]) is METHODS[RECOMMENDED].build
+    assert all(float(number) > 0 for number in capsys.readouterr().out.split())
 
 
-def test_the_readmes_phases_are_one_step():
-    model, twin = torch.nn.Linear(3, 1), torch.nn.Linear(3, 1)
-    twin.load_state_dict(model.state_dict())
-    x = torch.randn(8, 3)
-    whole, phases = (METHODS["sam"](torch.optim.SGD(m.parameters(), lr=0.1), m) for m in (model, twin))
-    loss = whole.step(lambda keep: model(x[keep]).square().mean())
-    scope = {"optimizer": phases, "closure": lambda keep: twin(x[keep]).square().mean()}
-    exec(BLOCKS[1], scope)
-    assert scope["loss"] == loss and torch.equal(model.weight, twin.weight)
+def test_the_first_page_runs_as_printed():
+    assert torch.isfinite(snippets.run("index.md", {})["loss"])
 
 
-def test_the_readmes_analysis_runs_on_a_users_own_model(capsys):
+def test_the_tutorial_runs_as_printed(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    scope = snippets.run("tutorial.md", {}, replace={"epochs=20": "epochs=1, threads=1", "[0, 1, 2]": "[0, 1]"})
+    assert torch.isfinite(scope["loss"]) and Path(scope["result"].report).is_file()
+    assert "SAM" in capsys.readouterr().out
+
+
+def loop_scope():
+    """What a reader's own loop has: a model, batches, a batch."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-    batches = [(torch.randn(32, 5), torch.randint(0, 2, (32,))) for _ in range(2)]
-    exec(BLOCKS[2], {"model": model, "batches": batches})
-    first, second = capsys.readouterr().out.splitlines()
-    assert all(float(number) > 0 for number in first.split()) and second.count(",") == 2
+    model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 10))
+    x = torch.randn(32, 6)
+    y = x.argmax(1)
+    return {"torch": torch, "F": F, "model": model, "x": x, "y": y, "loader": [(x, y)] * 3}
 
 
-def names_of_tests():
-    return {
-        name for path in (ROOT / "tests").glob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+def test_the_page_on_loops_runs_as_printed():
+    assert torch.isfinite(snippets.run("loops.md", loop_scope())["loss"])
+
+
+class LanguageModel(torch.nn.Module):
+    """Tokens and targets in, logits and loss out."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = torch.nn.Sequential(torch.nn.Embedding(16, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 16))
+
+    def forward(self, tokens, targets):
+        logits = self.body(tokens)
+        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Agent(torch.nn.Linear):
+    """States and actions in, log-probabilities and values out."""
+
+    def forward(self, states, actions):
+        out = super().forward(states)
+        return out[:, :10].log_softmax(1).gather(1, actions[:, None]).squeeze(1), out[:, 10]
+
+
+def trained(script, net):
+    """Return the parameters that a script of the page trains, with ``rho=0``."""
+    torch.manual_seed(0)
+    tokens = torch.Generator().manual_seed(1)
+    scope = loop_scope() | {
+        "SAM": SAM,
+        "accumulation": 2,
+        "autocast": nullcontext(),
+        "scaler": torch.amp.GradScaler("cpu"),
     }
+    scope |= {"get_batch": lambda: torch.randint(0, 16, (2, 4, 12), generator=tokens).unbind(0)}
+    scope |= {"states": torch.randn(64, 6), "actions": torch.randint(0, 10, (64,)), "advantages": torch.randn(64)}
+    scope |= {"old_logprob": torch.full((64,), -2.3), "returns": torch.randn(64)}
+    scope |= {"model": LanguageModel() if net == "gpt" else scope["model"], "agent": Agent(6, 11)}
+    exec(re.sub(r"rho=[0-9.]+", "rho=0.0", script), scope)
+    return list(scope["agent" if net == "agent" else "model"].parameters())
 
 
-def test_every_wish_has_an_answer_and_a_test_that_exists():
-    rows = [line.split("|") for line in (ROOT / "docs" / "wishes.md").read_text().splitlines() if "`test_" in line]
-    assert len(rows) >= 20
-    for _, wish, answer, test, _ in rows:
-        assert answer.strip(), wish
-        assert set(re.findall(r"`(test_\w+)`", test)) <= names_of_tests(), wish
+@pytest.mark.parametrize(("number", "net"), [(0, "mnist"), (1, "gpt"), (2, "agent")])
+def test_a_script_takes_the_same_steps_before_and_after_its_diff_where_rho_is_zero(number, net):
+    page = (ROOT / "docs" / "loops.md").read_text()
+    lines = re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[number].splitlines()
+    before, after = ("\n".join(line[1:] for line in lines if line[:1] in ("", " ", side)) for side in "-+")
+    assert "backward()" in before and "backward()" not in after
+    assert all(torch.equal(p, q) for p, q in zip(trained(before, net), trained(after, net), strict=True))
 
 
-def test_the_pages_for_a_start_and_for_choosing_run_as_printed():
-    x = torch.randn(32, 64)
-    scope = snippets.run("index.md", {"loader": [(x, x[:, :10].argmax(1))] * 2})
-    assert torch.isfinite(scope["loss"])
-    snippets.run("choosing.md", scope)
-    snippets.run("slicesam.md", scope)
+def test_the_page_on_losses_that_are_no_mean_runs_as_printed():
+    scope = snippets.run("not_a_mean.md", loop_scope())
+    assert torch.isfinite(scope["loss"]) and scope["approx_kl"] >= 0
 
 
-def test_the_gallerys_picture_of_ones_own_model_is_drawn_as_printed(tmp_path, monkeypatch):
+def test_the_page_on_fabric_runs_as_printed():
+    lightning = pytest.importorskip("lightning.fabric")
+    fabric = lightning.Fabric(accelerator="cpu", devices=1)
+    scope = loop_scope() | {"fabric": fabric}
+    assert torch.isfinite(snippets.run("trainers.md", scope, under="Fabric")["loss"])
+
+
+@pytest.mark.parametrize("page", ["choosing.md", "slicesam.md"])
+def test_a_page_for_choosing_runs_as_printed(page):
+    snippets.run(page, loop_scope())
+
+
+def test_the_page_on_analysis_draws_its_picture(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = torch.nn.Linear(4, 2)
-    snippets.run("gallery.md", {"model": model, "batches": [(torch.randn(8, 4), torch.randint(0, 2, (8,)))]})
+    snippets.run("analysis.md", {"model": model, "batches": [(torch.randn(32, 4), torch.randint(0, 2, (32,)))]})
     assert (tmp_path / "my-minimum.png").stat().st_size > 1_000
 
 
@@ -112,16 +156,44 @@ def test_the_page_on_adding_a_method_adds_one_that_is_sam_unstretched(monkeypatc
 
 
 def test_no_page_prints_code_that_no_test_runs():
-    """Blocks marked py show other packages' code, or source that is tested where it stands."""
+    """Blocks marked py show other packages' code, or source that is tested where it is."""
     printed = {page.name for page in (ROOT / "docs").glob("*.md") if "```python\n" in page.read_text()}
-    run = {"index.md", "choosing.md", "slicesam.md", "gallery.md", "adding.md", "trainers.md", "peers.md", "own.md"}
-    assert printed <= run
+    tests = "".join(path.read_text() for path in (ROOT / "tests").glob("test_*.py"))
+    assert {page for page in printed if f'"{page}"' not in tests} == set()
 
 
-def test_everything_public_stands_on_the_api_page():
-    shown = {line.split(".")[-1] for line in (ROOT / "docs" / "api.md").read_text().splitlines() if line[:3] == ":::"}
-    told = {"METHODS", "RECOMMENDED", "Objective", "__version__"}  # in words
-    assert {*esam.__all__, *esam.analysis.__all__} - told <= shown
+# What a reader looks for ---------------------------------------------------------------------------------------------
+
+
+def test_every_wish_has_an_answer_and_a_test_that_exists():
+    rows = [line.split("|") for line in (ROOT / "docs" / "wishes.md").read_text().splitlines() if line.startswith("|")]
+    files = (ROOT / "tests").glob("test_*.py")
+    names = {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text())}
+    assert len(rows) == 2 + 30
+    for _, wish, answer, test, _ in rows[2:]:
+        assert answer.strip(), wish
+        assert set(re.findall(r"`(test_\w+)`", test)) <= names, wish
+
+
+def test_everything_public_is_described():
+    text = "".join((ROOT / "docs" / page).read_text() for page in ("api.md", "analysis.md"))
+    shown = {line.split(".")[-1] for line in text.splitlines() if line[:3] == ":::"}
+    in_words = {"METHODS", "RECOMMENDED", "Objective", "__version__"}
+    assert {*esam.__all__, *esam.analysis.__all__} - in_words <= shown
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_is_no_longer_than_a_readers_patience(page):
+    limit = 9_500 if page.name == "README.md" else 12_000
+    assert len(page.read_text()) <= limit
+
+
+def test_the_summary_for_language_models_names_every_page():
+    summary = (ROOT / "docs" / "llms.txt").read_text()
+    assert {page.name for page in (ROOT / "docs").glob("*.md") if f"({page.name})" not in summary} == set()
+
+
+# The site ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -130,8 +202,8 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
-    assert found.returncode == 0, found.stderr[-3000:]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert made.returncode == 0, made.stderr[-3000:]
     return folder
 
 
@@ -141,13 +213,24 @@ def test_the_site_has_every_page_every_picture_and_docstrings_with_no_broken_lin
     assert pages | {"changelog"} <= {page.stem for page in site.glob("*.html")}
     api = (site / "api.html").read_text()
     assert "Probability that a tensor is perturbed" in api  # a docstring
-    assert "&gt;&gt;&gt; " not in re.sub(r"<pre>.*?</pre>", "", api, flags=re.DOTALL)  # doctests stand in blocks
-    assert len(list((site / "results").rglob("*.png"))) >= 8
+    assert "&gt;&gt;&gt; " not in re.sub(r"<pre>.*?</pre>", "", api, flags=re.DOTALL)  # doctests are blocks of code
 
 
 def test_every_page_can_be_reached_from_the_first(site):
-    linked = set(re.findall(r'href="(\w+)\.html"', (site / "index.html").read_text()))
-    assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= linked
+    first = (site / "index.html").read_text()
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= set(re.findall(r'href="(\w+)\.html"', first))
+
+
+def test_a_search_in_the_folder_finds_a_page(site, browser):
+    browser.get((site / "index.html").as_uri())
+    field = browser.find_element("css selector", "input.md-search__input")
+    browser.execute_script("arguments[0].focus()", field)
+    field.send_keys("contrastive")
+    find = "const found = document.querySelector('.md-search-result__item a'); if (found) done(found.href); else"
+    href = browser.execute_async_script(
+        f"const done = arguments[0]; (function look() {{ {find} setTimeout(look, 50) }})()"
+    )
+    assert "not_a_mean.html" in href
 
 
 def test_the_site_asks_no_other_server_for_anything(site):

@@ -10,8 +10,11 @@ import transformers
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from esam import METHODS, SAM
+from esam import METHODS, MSAM, SAM
+from esam.factory import OptimizerFactory
+from esam.integrations.common import sharpness_aware
 from esam.integrations.huggingface import SharpnessAware, losses_of
+from esam.integrations.trainer import SharpnessAwareTrainer
 
 SIZE, SAMPLES = 4, 18  # five batches, the last of two
 VOCABULARY, LENGTH = 23, 7
@@ -118,7 +121,7 @@ def by_hand(kind, folder, method="sam", *, window=1, loss_of=None, autocast=Fals
             def closure(keep, batch=batch, whole=whole, items=items):
                 part = {name: value[keep] for name, value in batch.items()}
                 with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-                    if optimizer.reads_losses:
+                    if optimizer.needs_losses:
                         logits = model(**part).logits.float()
                         return losses_of(logits, part["labels"], shifted=kind == "gpt2")
                     share = len(part["labels"]) / whole
@@ -257,6 +260,87 @@ def test_lora_trains_its_adapters_and_leaves_the_frozen_weights(tmp_path):
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert any("lora" in name for name in moved)
     assert all("lora" in name or "classifier" in name for name in moved)
+
+
+# Ready-made, by name -------------------------------------------------------------------------------------------------
+
+
+def test_the_ready_made_trainer_takes_a_methods_steps_and_refuses_a_name_that_is_none(tmp_path):
+    class InOrder(SharpnessAwareTrainer):
+        _get_train_sampler = Sequential._get_train_sampler
+
+    torch.manual_seed(0)
+    settings = {"rho": 0.1, "seed": 3}
+    made = InOrder(bert(), arguments(tmp_path), train_dataset=samples("bert"), method="looksam", settings=settings)
+    made.train()
+    ours = trainer("bert", tmp_path, "looksam")
+    ours.settings = {"rho": 0.1}
+    ours.train()
+    for a, b in zip(made.model.parameters(), ours.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    with pytest.raises(ValueError, match="there is no method 'sma'"):
+        SharpnessAwareTrainer(bert(), arguments(tmp_path), method="sma")
+
+
+def test_an_optimizer_may_be_made_by_a_factory_as_muon_is(tmp_path):
+    chosen = {"method": "gsam", "base": "adamw", "lr": 1e-3, "weight_decay": 0.1, "rho": 0.2, "alpha": 0.3}
+    made = SharpnessAwareTrainer(
+        bert(),
+        arguments(tmp_path),
+        train_dataset=samples("bert"),
+        optimizer_cls_and_kwargs=(OptimizerFactory, chosen),
+    )
+    made.train()
+    optimizer = sharpness_aware(made.optimizer)
+    assert (type(optimizer).__name__, optimizer.rho, optimizer.alpha, optimizer.steps) == ("GSAM", 0.2, 0.3, 5)
+    assert [g["weight_decay"] for g in optimizer.param_groups] == [0.1, 0.0]
+
+
+def test_an_optimizer_of_one_pass_trains_in_a_plain_trainer_as_its_method_does_in_ours(tmp_path):
+    torch.manual_seed(0)
+    plain = Sequential(
+        bert(),
+        arguments(tmp_path),
+        train_dataset=samples("bert"),
+        optimizer_cls_and_kwargs=(MSAM, {"base": torch.optim.AdamW, "lr": 1e-2, "rho": 0.5}),
+    )
+    start = copy.deepcopy(plain.model.state_dict())
+    plain.train()
+    plain.optimizer.optimizer.eval()
+    ours = trainer("bert", tmp_path, "msam")
+    ours.settings = {"rho": 0.5}
+    ours.train()
+    for (name, a), b in zip(plain.model.named_parameters(), ours.model.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)  # float32; the Trainer's own AdamW is a fused one
+        assert not torch.equal(a, start[name])
+
+
+def test_preference_pairs_stay_together(tmp_path):
+    """TRL's DPOTrainer, known by its name, stacks what was chosen upon what was rejected."""
+
+    class DPOTrainer(Sequential):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            seen.append(inputs["input_ids"])
+            scores = model(input_ids=inputs["input_ids"]).logits[:, 0]
+            chosen, rejected = scores.chunk(2)
+            return -torch.nn.functional.logsigmoid(chosen - rejected).mean()
+
+    class Pairs(SharpnessAware, DPOTrainer):
+        sharpness = staticmethod(lambda base, model: METHODS["slicesam"](base, model, share=0.5, seed=3))
+
+    def collated(rows):  # sample n is rejected in favour of its reverse
+        ids = torch.stack([row["input_ids"] for row in rows])
+        return {"input_ids": torch.cat([ids, ids.flip(1)])}
+
+    seen = []
+    torch.manual_seed(0)
+    settings = {"remove_unused_columns": False}
+    made = Pairs(bert(), arguments(tmp_path, **settings), train_dataset=samples("bert"), data_collator=collated)
+    made.train()
+    assert {len(ids) for ids in seen} >= {4}  # two pairs of the four
+    for ids in seen:
+        chosen, rejected = ids.chunk(2)
+        assert torch.equal(chosen, rejected.flip(1))
 
 
 # Losses of single samples ---------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import forked
 import pytest
 from test_loop import same
 
-from esam.compare import PlannedRun, worker
+from esam.runs import PlannedRun, worker
 from esam.train import Checkpoint, Config
 from esam.train.record import RECORD_NAME, read_record
 

@@ -12,11 +12,10 @@ from torch.utils.data import Dataset
 
 from esam import METHODS
 from esam.train import Config, run
+from esam.train.batches import Batches
+from esam.train.build import build_parts, compiled_or_recomputed, recompute_blocks
 from esam.train.checkpoint import Checkpoint
-from esam.train.lighter import lighter, recompute_blocks
 from esam.train.models import build_model
-from esam.train.runs import configured_parts
-from esam.train.task import TaskBatches
 
 TINY = Config(data="digits", model="resnet20", method="sam", train_size=64, batch_size=32, epochs=1, threads=1)
 
@@ -95,11 +94,11 @@ def test_what_a_run_is_run_with_does_not_change_which_run_it_is(tmp_path):
 def test_a_compiled_model_keeps_its_names_and_trains_by_the_compiled_call(monkeypatch):
     calls = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, *args, **kwargs: calls.append(self))
-    parts = configured_parts(dataclasses.replace(TINY, compile=True))
+    parts = build_parts(dataclasses.replace(TINY, compile=True))
     assert calls == [parts.model]
     calls.clear()
     model = stacked()
-    lighter(model, Config(compile=True, strategy="fsdp"))
+    compiled_or_recomputed(model, Config(compile=True, strategy="fsdp"))
     assert calls == list(model[1])
 
 
@@ -114,7 +113,7 @@ class Numbers(Dataset):
 
 
 def test_a_dataset_of_ones_own_is_read_by_worker_processes_in_the_same_order():
-    here, there = (TaskBatches(Numbers(), 8, seed=3, workers=workers) for workers in (0, 2))
+    here, there = (Batches(Numbers(), 8, seed=3, workers=workers) for workers in (0, 2))
     ours, theirs = list(here.epoch(1)), list(there.epoch(1))
     assert [y.tolist() for _, y in ours] == [y.tolist() for _, y in theirs]
     assert {float(x[0, 1]) for x, _ in ours} == {float(os.getpid())}

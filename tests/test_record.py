@@ -12,8 +12,7 @@ import subprocess
 
 import pytest
 
-from esam.train.environment import environment
-from esam.train.record import RecordWriter, config_id, read_record, read_records
+from esam.train.record import RecordWriter, config_id, environment, read_record, read_records
 
 RUN = {"name": "ESAM", "method": "esam", "seed": 0, "config": {"rho": 0.05}, "environment": {"torch": "2.13"}}
 
@@ -223,7 +222,7 @@ def test_the_environment_names_the_hardware_and_never_the_host_the_user_or_a_pat
 
 
 def test_the_commit_is_that_of_the_checkout_and_never_of_a_repository_around_it(tmp_path):
-    from esam.train.environment import _commit
+    from esam.train.record import _commit
 
     def git(*arguments):
         identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]

@@ -20,17 +20,32 @@ x = torch.randn(8, 3)
 before = model.weight.clone()
 for name in ("sam", "esam", "slicesam"):
     optimizer = esam.METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model)
-    assert torch.isfinite(optimizer.step(lambda keep: model(x[keep]).squeeze(1).square()))
+    assert torch.isfinite(optimizer.step(lambda x: model(x).squeeze(1).square(), x))
 assert not torch.equal(before, model.weight)
+from esam.compat import SAM
+for optimizer in (
+    SAM(model.parameters(), torch.optim.SGD, lr=0.1, model=model),
+    esam.MSAM(model.parameters(), lr=0.1, model=model),
+    esam.create_optimizer("gsam", model, base="adamw", lr=0.1),
+):
+    before = model.weight.clone()
+    if isinstance(optimizer, esam.SharpnessAware):
+        optimizer.step(lambda x: model(x).square().mean(), x)
+    else:
+        model(x).square().mean().backward()
+        optimizer.step(*[lambda: model(x).square().mean().backward()] * isinstance(optimizer, SAM))
+        optimizer.zero_grad()
+    assert not torch.equal(before, model.weight)
 print(esam.__version__, esam.__file__)
 for name in ("transformers", "accelerate", "lightning", "lightning.pytorch"):
     sys.modules[name] = None
 import esam.integrations.huggingface, esam.integrations.accelerate
 print("imported")
-try:
-    import esam.integrations.lightning
-except ImportError as error:
-    print(error)
+for name in ("lightning", "trainer"):
+    try:
+        __import__(f"esam.integrations.{name}")
+    except ImportError as error:
+        print(error)
 """
 
 
@@ -95,6 +110,9 @@ def test_the_wheel_names_its_extras_and_its_command(built):
     with zipfile.ZipFile(built[1]) as wheel:
         names = {Path(name).name: name for name in wheel.namelist()}
         metadata, entries = (wheel.read(names[n]).decode() for n in ("METADATA", "entry_points.txt"))
+    assert "## Use it" in metadata and not re.search(
+        r"\]\((?!https://)", metadata
+    )  # no link that an index cannot follow
     extras = set(re.findall(r"^Provides-Extra: (.*)$", metadata, re.MULTILINE))
     assert {"train", "analysis", "tensorboard", "lightning", "huggingface"} <= extras
     assert "License-Expression: Apache-2.0" in metadata
@@ -102,7 +120,11 @@ def test_the_wheel_names_its_extras_and_its_command(built):
 
 
 def test_without_the_trainers_the_mixin_and_backward_import_and_the_callback_says_what_to_install(smoke):
-    assert smoke[1:] == ["imported", "esam.integrations.lightning needs lightning: pip install torch-esam[lightning]"]
+    assert smoke[1:] == [
+        "imported",
+        "esam.integrations.lightning needs lightning: pip install torch-esam[lightning]",
+        "esam.integrations.trainer needs transformers: pip install torch-esam[huggingface]",
+    ]
 
 
 def test_every_extra_has_a_job_that_needs_it(built):

@@ -6,11 +6,11 @@ import pytest
 
 from esam.cli.compare import CompareOptions, SharedConfig
 from esam.cli.parsing import parse_run, settings_by_method
-from esam.compare import Comparison, plan
 from esam.recipes.cifar import cifar10_small
 from esam.recipes.demo import demo
 from esam.report.command import commands_for
 from esam.report.groups import sections
+from esam.runs import Comparison, plan
 from esam.train import Config
 from esam.train.record import RunRecord
 
@@ -42,7 +42,12 @@ def planned_by(command, folder):
     return {run.folder.name for run in plan(Comparison(config, options.methods, options.seeds, settings), folder)}
 
 
-@pytest.mark.parametrize("comparison", [TUNED, demo(), cifar10_small()], ids=["tuned", "demo", "cifar"])
+ALONE = Comparison(Config(), ("base", "sam"), (3,), {})
+
+
+@pytest.mark.parametrize(
+    "comparison", [TUNED, demo(), cifar10_small(), ALONE], ids=["tuned", "demo", "cifar", "seed 3"]
+)
 def test_the_command_of_a_report_plans_the_runs_that_it_was_made_from(tmp_path, comparison):
     (command,) = commands_for(groups(records(comparison, tmp_path)))
     assert planned_by(command, tmp_path) == {run.folder.name for run in plan(comparison, tmp_path)}

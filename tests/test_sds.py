@@ -6,7 +6,7 @@ from conftest import normalised, problem
 from torch import nn
 
 from esam import ESAM
-from esam.optim.ranking import Candidates, keep_highest
+from esam.optim.selection import Candidates, keep_highest, reads_head
 
 
 def start(build=None, batch=12, **settings):
@@ -25,7 +25,7 @@ def by_loss(batch: Candidates) -> torch.Tensor:
 def test_exactly_the_share_gamma_is_kept_and_never_nothing(gamma, batch, k):
     p, optimizer = start(batch=batch, gamma=gamma)
     optimizer.step(p.closure)
-    assert len(p.calls[-1]) == k
+    assert len(p.keeps[-1]) == k
 
 
 def test_ties_go_to_the_lower_index():
@@ -47,13 +47,13 @@ def test_the_exact_ranking_keeps_the_samples_whose_loss_rises_most():
 
     optimizer.step(closure)
     rise = seen[1] - at_theta
-    assert sorted(rise.topk(3).indices.tolist()) == p.calls[-1].tolist()
+    assert sorted(rise.topk(3).indices.tolist()) == p.keeps[-1].tolist()
 
 
 def test_gamma_one_never_pays_for_a_ranking():
     p, optimizer = start(gamma=1)
     optimizer.step(p.closure)
-    assert p.calls == [slice(None), slice(None)]
+    assert p.keeps == [slice(None), slice(None)]
 
 
 def test_the_exact_ranking_costs_one_forward_and_no_backward():
@@ -69,13 +69,13 @@ def test_the_random_ranking_is_uniform_and_follows_the_seed():
     p, optimizer = start(gamma=0.5, ranking="random")
     for _ in range(300):
         optimizer.step(p.closure)
-        counts[p.calls[-1]] += 1
+        counts[p.keeps[-1]] += 1
     assert ((counts / 300 - 0.5).abs() < 4 * (0.25 / 300) ** 0.5).all()
     picks = []
     for _ in range(2):
         p, optimizer = start(gamma=0.5, ranking="random")
         optimizer.step(p.closure)
-        picks.append(p.calls[-1].tolist())
+        picks.append(p.keeps[-1].tolist())
     assert picks[0] == picks[1]
 
 
@@ -88,7 +88,7 @@ def test_a_ranking_of_the_users_own_decides():
 
     p, optimizer = start(gamma=0.25, ranking=first_come)
     optimizer.step(p.closure)
-    assert p.calls[-1].tolist() == [0, 1, 2]
+    assert p.keeps[-1].tolist() == [0, 1, 2]
     assert seen[0].shape == (12,)
     assert not seen[0].requires_grad
 
@@ -123,9 +123,9 @@ def test_a_step_moves_the_global_stream_as_its_first_pass_alone_would():
     p.closure(slice(None))
     after = torch.get_rng_state()
     torch.manual_seed(1)
-    p.calls.clear()
+    p.keeps.clear()
     optimizer.step(p.closure)
-    assert len(p.calls) == 3
+    assert len(p.keeps) == 3
     assert torch.equal(torch.get_rng_state(), after)
 
 
@@ -157,13 +157,13 @@ def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer(sc
         for i in range(12)
     ]
     rises = torch.stack(gradients) @ sum(gradients)
-    p.calls.clear()
+    p.keeps.clear()
     seen = []
     rank = optimizer.ranking
-    optimizer.ranking = lambda batch: seen.append(rank(batch)) or seen[-1]
+    optimizer.ranking = reads_head(lambda batch: seen.append(rank(batch)) or seen[-1])
     optimizer.step(p.closure, scaler=None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale))
     assert torch.allclose(seen[0], rises, rtol=1e-9)
-    assert len(p.calls) == 2  # no pass of its own
+    assert len(p.keeps) == 2  # no pass of its own
     assert not any(layer._forward_hooks for layer in p.model.modules())
 
 

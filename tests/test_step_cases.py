@@ -1,7 +1,6 @@
 """Models, closures and bases that once broke a step, each with what it must give."""
 
 import copy
-import itertools
 import math
 import subprocess
 import sys
@@ -154,46 +153,12 @@ def test_a_closure_that_takes_gradients_is_told_how_to_while_samples_are_ranked(
     p, optimizer = start("esam-sds", normalised)
     before = state_of(p.model)
     closure = maml(p.model, p.x, p.y)
-    with pytest.raises(ValueError, match=r"ranked or counted it runs without a graph.* torch.enable_grad\(\)"):
+    with pytest.raises(ValueError, match=r"ranked it runs without a graph.* torch.enable_grad\(\)"):
         optimizer.step(closure)
     assert_same(state_of(p.model), before)
-    q, grouped = start("sam", m=4)
-    with pytest.raises(ValueError, match=r"torch.enable_grad\(\)"):
-        grouped.step(maml(q.model, q.x, q.y))
-    assert grouped.step(maml(q.model, q.x, q.y), batch_size=12).isfinite()
 
 
 # Norms and draws ------------------------------------------------------------------------------------------------------
-
-
-def test_a_head_without_a_part_in_the_step_counts_as_zero_in_the_full_norm():
-    """Every loss is linear: the body's gradient has norm 3, a head's 4, so the whole of one head's is 5."""
-    torch.manual_seed(0)
-    body = nn.Parameter(torch.zeros(2, dtype=torch.float64))
-    heads = nn.ParameterList([nn.Parameter(torch.zeros(3, dtype=torch.float64)) for _ in range(20)])
-    model = nn.Module()
-    model.body, model.heads = body, heads
-    optimizer = METHODS["esam-swp"](sgd(model.parameters(), lr=0.0), model, mask="independent", beta=0.5, seed=1)
-    towards_body = torch.tensor([3.0, 0.0], dtype=torch.float64)
-    towards_head = torch.tensor([0.0, 0.0, 4.0], dtype=torch.float64)
-    known, drawn = set(), 0
-    for step in range(120):
-        used = step % 20 if step < 20 else int(torch.randint(20, ()))
-        moved = []
-
-        def closure(keep, used=used, moved=moved):
-            moved.append([w.detach().clone() for w in (body, heads[used])])
-            return (body @ towards_body + heads[used] @ towards_head).repeat(4)[keep]
-
-        optimizer.step(closure)
-        for w, eps in zip((body, heads[used]), moved[-1], strict=True):
-            # a tensor never seen is taken for certain; later, each has probability .5 (that none is drawn: 5^-21 of it)
-            scale = 1 if id(w) not in known else 1 / (0.5 + 0.5**21 / 21)
-            length = scale * 0.05 * {2: 3, 3: 4}[len(w)] / 5
-            assert eps.norm().item() == pytest.approx(length, rel=1e-9) or (id(w) in known and not eps.any())
-            drawn += bool(eps.any())
-        known |= {id(body), id(heads[used])}
-    assert 80 < drawn < 180
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
@@ -268,10 +233,10 @@ def test_a_groups_radius_that_turns_bad_later_is_refused_before_anything_moves(n
     p, optimizer = start(name, normalised)
     optimizer.step(p.closure)
     before = state_of(p.model), copy.deepcopy(optimizer.state_dict())
-    optimizer.param_groups[0]["rho"] = rho
+    optimizer.param_groups[0]["sam_rho"] = rho
     with pytest.raises(ValueError, match="rho must be a finite number >= 0"):
         optimizer.step(p.closure)
-    optimizer.param_groups[0].pop("rho")
+    optimizer.param_groups[0].pop("sam_rho")
     assert_same((state_of(p.model), optimizer.state_dict()), before)
 
 
@@ -284,10 +249,10 @@ def test_another_default_device_changes_no_bit(name, settings):
     (p, optimizer), (q, twin) = start(name, **settings), start(name, **settings)
     with torch.device("meta"):
         for _ in range(3):
-            optimizer.step(p.closure)
+            p.step(optimizer)
         state = optimizer.state_dict()
     for _ in range(3):
-        twin.step(q.closure)
+        q.step(twin)
     assert_same(p.weights, q.weights)
     assert_same(state, twin.state_dict())
 
@@ -325,10 +290,10 @@ def test_at_least_two_samples_are_kept_where_batchnorm_needs_them(name, batch):
     p = problem(normalised, batch=batch)
     optimizer = METHODS[name](sgd(p.model.parameters()), p.model, gamma=0.4)
     optimizer.step(p.closure)
-    assert len(p.calls[-1]) == 2
+    assert len(p.keeps[-1]) == 2
     q = problem(batch=batch)
     METHODS[name](sgd(q.model.parameters()), q.model, gamma=0.4).step(q.closure)
-    assert len(q.calls[-1]) == 1
+    assert len(q.keeps[-1]) == 1
 
 
 @pytest.mark.parametrize(("build", "first"), [(normalised, [0, 1]), (mlp, [0])])
@@ -466,27 +431,6 @@ def test_every_buffer_moves_once_a_step_by_the_first_pass(name, kind):
         assert_same(after, dict(q.model.named_buffers()))
         if not kind.endswith("replaced"):
             assert all(after[key] is before[key] for key in before)  # others may hold them
-
-
-@ignoring_the_old_spectral_norm
-@pytest.mark.parametrize("at", [1, 2])
-@pytest.mark.parametrize("kind", KEEPERS)
-def test_every_buffer_comes_back_after_an_error(kind, at):
-    p, optimizer = start("esam-sds", with_keeper(kind))
-    optimizer.step(p.closure)
-    before, tensors = state_of(p.model), [id(b) for b in p.model.buffers()]
-    calls = itertools.count(1)
-
-    def closure(keep):
-        losses = p.closure(keep)
-        if next(calls) == at:
-            raise RuntimeError("on purpose")
-        return losses
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        optimizer.step(closure)
-    assert_same(state_of(p.model), before)
-    assert [id(b) for b in p.model.buffers()] == tensors
 
 
 def test_putting_a_buffer_back_after_an_error_never_writes_into_what_it_was_pointed_at():
@@ -708,46 +652,3 @@ def test_compiling_after_the_first_step_costs_no_more_graphs_than_before_it(name
     assert 0 < counts[-1] <= 4  # training and ranking, for the whole batch and for the kept part
     assert counts[-1] == counts[3]
     assert_same(p.weights, q.weights, atol=1e-12)
-
-
-@every_method
-def test_an_error_inside_the_base_leaves_the_step_as_the_base_left_it(name):
-    """Weights have moved in part, and no one can take that back: statistics, draws and memory stay beside them."""
-
-    class Breaking(torch.optim.SGD):
-        broken = False
-
-        def step(self, closure=None):
-            super().step(closure)
-            if self.broken:
-                raise RuntimeError("on purpose")
-
-    p, q = problem(normalised), problem(normalised)
-    optimizer, twin = (
-        METHODS[name](Breaking(t.model.parameters(), lr=0.1), t.model, seed=3, **SETTINGS.get(name, {})) for t in (p, q)
-    )
-    optimizer.base.broken = True
-    torch.manual_seed(1)
-    with pytest.raises(RuntimeError, match="on purpose"):
-        optimizer.step(p.closure)
-    optimizer.base.broken = False
-    torch.manual_seed(1)
-    twin.step(q.closure)
-    for seed in (2, 3):
-        torch.manual_seed(seed)
-        optimizer.step(p.closure)
-        torch.manual_seed(seed)
-        twin.step(q.closure)
-        assert_same((state_of(p.model), optimizer.state_dict()), (state_of(q.model), twin.state_dict()))
-
-
-def test_norms_of_a_step_that_failed_are_not_remembered_by_one_that_does_not_perturb():
-    p, optimizer = start("esam-swp")
-    optimizer.step(p.closure)
-    norms = optimizer.memory()["norms"]
-    calls = itertools.count()
-    with pytest.raises(ZeroDivisionError):
-        optimizer.step(lambda keep: p.closure(keep) / (1 if next(calls) == 0 else 1 // 0))
-    optimizer.param_groups[0]["rho"] = 0.0
-    optimizer.step(p.closure)
-    assert optimizer.memory()["norms"] == norms

@@ -12,11 +12,11 @@ from torch import nn
 
 import esam
 from esam.cli import main
-from esam.train import Checkpoint, Config, Task, run, saved
+from esam.train import Checkpoint, Config, Task, loaded_run, run
+from esam.train.build import build_parts
 from esam.train.evaluation import evaluate
+from esam.train.loaded_run import BEST_NAME, LAST_NAME, read_weights
 from esam.train.record import RECORD_NAME
-from esam.train.runs import configured_parts
-from esam.train.weights import BEST_NAME, LAST_NAME, read_weights
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=3, threads=1)
 
@@ -44,7 +44,7 @@ def test_the_best_and_the_last_weights_give_the_accuracies_of_the_record(tmp_pat
     record = run(config, tmp_path, keep_weights=True)
     accuracies = [line["test_accuracy"] for line in record.epochs]
     assert record.end["test_accuracy"]["best"] > accuracies[-1]  # else the two could not be told apart
-    parts = configured_parts(config)
+    parts = build_parts(config)
     for which, expected in (("last", accuracies[-1]), ("best", max(accuracies))):
         loaded = esam.load_run(tmp_path, weights=which)
         assert evaluate(loaded.model, parts.test)["test_accuracy"] == expected == loaded.about["test_accuracy"]
@@ -82,7 +82,7 @@ def test_a_run_loads_from_its_checkpoint_where_no_weights_were_kept(tmp_path):
 def test_tied_weights_are_kept_under_each_of_their_names(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    from esam.train.weights import write_weights
+    from esam.train.loaded_run import write_weights
 
     write_weights(tmp_path / "tied.safetensors", model, {"epoch": 1})
     tensors, told = read_weights(tmp_path / "tied.safetensors")
@@ -104,7 +104,7 @@ def test_three_lines_give_the_class_of_a_picture_though_the_data_are_gone(photos
 def test_pictures_are_prepared_as_for_training(photos):
     folder, pictures = photos
     loaded = esam.load_run(folder)
-    parts = configured_parts(Config.from_json(loaded.record.config))
+    parts = build_parts(Config.from_json(loaded.record.config))
     x = torch.cat([x for x, _ in parts.ordered] + [x for x, _ in parts.test])
     mine = loaded.read(sorted(pictures.rglob("*.png")))
     assert sorted(row.flatten().tolist() for row in x) == sorted(row.flatten().tolist() for row in mine)
@@ -117,7 +117,7 @@ def test_a_function_that_a_record_names_is_not_run_unless_it_is_given(tmp_path, 
     with pytest.raises(ValueError, match="os:abort, a function of your own, .* no reason to run it"):
         esam.load_run(tmp_path)
     with pytest.raises(ValueError, match="os:abort, a function of your own"):
-        from esam.train.trained import trained_run
+        from esam.train.loaded_run import trained_run
 
         trained_run(tmp_path)
 
@@ -168,7 +168,7 @@ def test_a_picture_that_cannot_be_read_costs_no_other_its_prediction(photos, tmp
     rows = list(csv.DictReader(out.splitlines()))
     assert [row["class"] for row in rows] == ["", "", "dark"]
     assert "cannot read" in rows[0]["error"] and "there is no file" in rows[1]["error"]
-    assert "2 of 3 could not be read, the first: cannot read" in err
+    assert "2 of 3 have no prediction, the first: cannot read" in err
 
 
 MODULE = """
@@ -321,8 +321,8 @@ def test_an_exported_graph_gives_the_models_outputs_for_any_number_of_samples(ph
 def test_a_task_tells_its_shape_and_type(mine):
     import my_parts
 
-    from esam.train.facts import data_facts
+    from esam.train.task import data_facts
 
     facts = data_facts(my_parts.text())
     assert (facts["shape"], facts["dtype"], facts["classes"]) == ([2], "torch.int64", ["no", "yes"])
-    assert isinstance(my_parts.text(), Task) and saved.WHICH.keys() == {"last", "best"}
+    assert isinstance(my_parts.text(), Task) and loaded_run.WHICH.keys() == {"last", "best"}

@@ -1,5 +1,6 @@
 """A user's own data and model, named package.module:function."""
 
+import dataclasses
 import sys
 import textwrap
 
@@ -10,11 +11,11 @@ from torch import nn
 
 from esam.optim import Base
 from esam.train import Config, Task, run
-from esam.train.data import Batches
-from esam.train.data.splits import Split
+from esam.train.batches import Batches, Normalise
+from esam.train.build import build_optimizer, configured_task, prepared_model
+from esam.train.datasets import load_data
 from esam.train.loop import fit
-from esam.train.runs import build_optimizer, configured_task, prepared_model
-from esam.train.task import TaskBatches, load_task, make_model
+from esam.train.task import make_model
 
 MODULE = """
 import torch
@@ -132,8 +133,8 @@ def test_a_model_of_the_registry_takes_pictures_of_a_task(mine, tmp_path):
 
 def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone(mine):
     samples = (torch.arange(10.0), torch.arange(10))
-    batches = TaskBatches(samples, 4, seed=3)
-    again = torch.cat([y for _, y in TaskBatches(samples, 4, seed=3).epoch(2)])
+    batches = Batches(samples, 4, seed=3)
+    again = torch.cat([y for _, y in Batches(samples, 4, seed=3).epoch(2)])
     list(batches.epoch(1))
     assert torch.equal(torch.cat([y for _, y in batches.epoch(2)]), again)
     assert torch.equal(batches.order(2), again)
@@ -144,8 +145,8 @@ def test_the_order_of_an_epoch_depends_on_seed_and_epoch_alone(mine):
 
 @pytest.mark.parametrize("data", ["classes", "dataset"])
 def test_a_part_a_held_out_fifth_and_wrong_labels_are_taken_of_a_task(mine, data):
-    whole = load_task(f"{mine}:classes")
-    task = load_task(f"{mine}:{data}", train_size=20, label_noise=0.25, validation=True)
+    whole = load_data(f"{mine}:classes")
+    task = load_data(f"{mine}:{data}", train_size=20, label_noise=0.25, validation=True)
 
     def rows(samples):
         return [
@@ -176,13 +177,13 @@ def test_a_part_a_held_out_fifth_and_wrong_labels_are_taken_of_a_task(mine, data
 )
 def test_a_bad_data_factory_is_named_with_a_remedy(mine, data, words):
     with pytest.raises(ValueError, match=words):
-        load_task(data)
+        load_data(data)
 
 
 def test_a_module_that_lacks_a_package_is_told_apart_from_a_missing_module(mine, tmp_path):
     (tmp_path / "needs_more.py").write_text("import not_installed_here\n")
     with pytest.raises(ValueError, match="needs not_installed_here, which is not installed"):
-        load_task("needs_more:f")
+        load_data("needs_more:f")
 
 
 def test_a_model_factory_must_return_a_module(mine):
@@ -206,7 +207,7 @@ def test_a_task_refuses_what_is_no_data(train, words):
 
 def test_parts_need_classes(mine):
     with pytest.raises(ValueError, match="one class a sample"):
-        load_task(f"{mine}:numbers", train_size=10)
+        load_data(f"{mine}:numbers", train_size=10)
 
 
 class Marked(Base):
@@ -238,19 +239,9 @@ def test_evaluation_uses_the_weights_that_the_optimizer_offers():
     optimizer = Marked(torch.optim.SGD(model.parameters(), lr=0.1), model)
     x, y = torch.randn(8, 2), torch.zeros(8, dtype=torch.long)
     seen = []
-    fit(model, optimizer, TaskBatches((x, y), 4), [(x, y)], epochs=1, on_epoch=seen.append)
+    fit(model, optimizer, Batches((x, y), 4), [(x, y)], epochs=1, on_epoch=seen.append)
     assert seen[0]["test_loss"] == pytest.approx(float(F.cross_entropy(torch.ones(1, 2), y[:1])), rel=1e-5)
     assert not torch.equal(model.weight, torch.ones(2, 2))
-
-
-def test_a_trajectory_loss_is_told_which_samples_a_batch_holds():
-    model = nn.Linear(2, 2)
-    optimizer = Marked(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    batches = TaskBatches((torch.randn(10, 2), torch.zeros(10, dtype=torch.long)), 4)
-    fit(model, optimizer, batches, epochs=2)
-    assert [row for rows in optimizer.seen for row in rows] == [*batches.order(1).tolist(), *batches.order(2).tolist()]
-    with pytest.raises(ValueError, match=r"order\(epoch\)"):
-        fit(model, optimizer, [(torch.randn(4, 2), torch.zeros(4, dtype=torch.long))], epochs=1)
 
 
 def test_a_method_that_follows_training_is_told_its_length(mine, monkeypatch):
@@ -275,7 +266,25 @@ def test_a_method_that_follows_training_is_told_its_length(mine, monkeypatch):
 
 def test_images_and_tasks_have_the_same_batches_in_the_same_order():
     images = torch.randint(256, (20, 1, 2, 2), dtype=torch.uint8)
-    as_images = Batches(Split(images, torch.arange(20)), 6, mean=(0.0,), std=(1.0,), seed=5)
-    as_task = TaskBatches((images / 255, torch.arange(20)), 6, seed=5)
+    as_images = Batches((images, torch.arange(20)), 6, transform=Normalise((0.0,), (1.0,)), seed=5)
+    as_task = Batches((images / 255, torch.arange(20)), 6, seed=5)
     for (_, y), (_, same) in zip(as_images.epoch(4), as_task.epoch(4), strict=True):
         assert torch.equal(y, same)
+
+
+def test_a_function_may_return_a_plain_pair_and_a_method_may_be_a_class_of_ones_own(tmp_path, monkeypatch):
+    code = "import esam, torch\nfrom torch import nn\nX = torch.randn(20, 3)\nY = (X[:, 0] > 0).long()\n"
+    code += "def pair(): return (X, Y), (X, Y)\ndef net(): return nn.Linear(3, 2)\nclass Mine(esam.SAM): 'SAM again.'\n"
+    (tmp_path / "mine_for_task.py").write_text(code + "def wrong(): return X, Y\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = Config(data="mine_for_task:pair", model="mine_for_task:net", batch_size=10, epochs=2, threads=1)
+    own, sam = (
+        run(dataclasses.replace(config, method=method, settings={"rho": 0.1}), tmp_path / method.replace(":", "."))
+        for method in ("mine_for_task:Mine", "sam")
+    )
+    assert own.name == "Mine" and own.epochs[-1]["train_loss"] == sam.epochs[-1]["train_loss"]
+    assert own.run["id"] != sam.run["id"]
+    with pytest.raises(ValueError, match=r"must return an esam.train.Task\(train, test\) or a pair \(train, test\)"):
+        run(dataclasses.replace(config, data="mine_for_task:wrong"), tmp_path / "wrong")
+    with pytest.raises(ValueError, match="must be a class that derives from esam.SharpnessAware"):
+        run(dataclasses.replace(config, method="mine_for_task:net"), tmp_path / "net")

@@ -100,5 +100,5 @@ def test_mlflow_has_the_figures_of_the_record_in_the_runs_folder_and_a_resumed_r
     history = {n: [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, n)] for n in NAMES}
     assert history.pop("train_loss") == [*recorded(tmp_path)["train_loss"], (3, 0.5)]
     assert history == {name: values for name, values in recorded(tmp_path).items() if name != "train_loss"}
-    assert found.data.params["model"] == "mlp" and found.data.params["gamma"] == "0.5"
+    assert found.data.params["model"] == "mlp" and found.data.params["rho"] == "0.05"
     assert found.info.status == "FINISHED"

@@ -9,16 +9,16 @@ from picture_makers import class_folders
 from torch import nn
 
 from esam.cli import main
-from esam.compare import Comparison, Launcher, plan
-from esam.compare.check import check
-from esam.compare.launch import divergences
 from esam.report import summarise
 from esam.report.results import results_sheet
 from esam.report.settings import common_and_differing, notes
-from esam.report.words import sentences
+from esam.report.verdict import verdict
+from esam.runs import Comparison, Pool, plan
+from esam.runs.pool import divergences
+from esam.runs.preflight import check
 from esam.train import Checkpoint, Config, Task, fit, run
-from esam.train.facts import data_facts
 from esam.train.record import RECORD_NAME, read_record
+from esam.train.task import data_facts
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=2, threads=1)
 WILD = dataclasses.replace(TINY, lr=1e30, epochs=5)
@@ -165,8 +165,10 @@ def test_a_run_that_is_lost_in_its_very_last_steps_is_diverged_too(tmp_path):
 def test_the_table_and_the_sentences_say_diverged(lost, tmp_path):
     good = run(dataclasses.replace(TINY, seed=1), tmp_path)
     (both,) = summarise([lost[0], dataclasses.replace(good, run=good.run | {"config": lost[0].config})]).values()
-    assert results_sheet(both).rows[0][2].endswith("; 1 diverged")
-    assert "SGD diverged with seed 0." in sentences(both)
+    assert dict(zip(results_sheet(both).head, results_sheet(both).rows[0], strict=True))["Test acc., %"].endswith(
+        "; 1 diverged"
+    )
+    assert "SGD diverged with 1 of 2 seeds" in verdict(both).sentence
     (alone,) = summarise([lost[0]]).values()
     assert results_sheet(alone, columns=["Test acc., %"]).rows == (("SGD", "1 diverged"),)
     assert "lower lr" in alone[0].group.left_out()[0]
@@ -186,8 +188,8 @@ def test_train_and_compare_end_with_a_code_that_is_not_0_when_a_run_diverges(tmp
 def test_the_launcher_does_not_repeat_a_diverged_run(tmp_path, monkeypatch):
     (planned,) = plan(Comparison(WILD, ("base",), (0,)), tmp_path)
     run(planned.config, planned.folder)
-    monkeypatch.setattr("esam.compare.launch._start", None)  # starting anything would fail
-    Launcher([planned])()
+    monkeypatch.setattr("esam.runs.pool.WorkerProcess", None)  # starting anything would fail
+    Pool().run([planned])
     assert len(divergences([planned])) == 1
 
 

@@ -3,13 +3,10 @@
 import csv
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 from picture_makers import picture
-
-from esam.cli import main
 
 TABLE = """
 import csv
@@ -64,54 +61,61 @@ class Bag(nn.Module):
 
 
 @pytest.fixture
-def empty(tmp_path, monkeypatch):
+def esam(tmp_path, monkeypatch):
+    """Run a command in an empty folder, in a process of its own, and give what it prints."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("ESAM_CACHE", str(tmp_path / "cache"))
-    return tmp_path
+
+    def run(words, code=0):
+        done = subprocess.run([sys.executable, "-m", "esam", *words.split()], capture_output=True, text=True)
+        assert done.returncode == code, done.stderr
+        return done.stdout if code == 0 else done.stderr
+
+    return run
 
 
-def predicted(capsys, *words):
-    capsys.readouterr()
-    assert main(["predict", *words, "--out", "predictions.csv"]) == 0, capsys.readouterr().err
+def predicted():
     return [row["class"] for row in csv.DictReader(Path("predictions.csv").read_text().splitlines())]
 
 
 @pytest.mark.slow
-def test_from_pictures_to_predictions(empty, capsys):
+def test_from_pictures_to_predictions(esam):
     for folder, numbers in (("photos/dark", range(8)), ("photos/light", range(16, 24)), ("new", (2, 20))):
-        (empty / folder).mkdir(parents=True)
+        Path(folder).mkdir(parents=True)
         for number in numbers:
-            picture(number, (9 + number % 3, 8)).save(empty / folder / f"{number:02}.png")
-    words = "compare --data photos --size 8 --model mlp --methods base slicesam --seeds 0 --epochs 15 --jobs 2"
-    done = subprocess.run([sys.executable, "-m", "esam", *words.split()], capture_output=True, text=True)
-    assert done.returncode == 0 and "report: runs/compare/report.html" in done.stdout, done.stderr
-    (run,) = (empty / "runs" / "compare").glob("slicesam-seed0-*")
-    assert predicted(capsys, str(run), "new") == ["dark", "light"]
-    assert main(["export", str(run), "weights.safetensors"]) == 0 and (empty / "weights.safetensors").exists()
+            picture(number, (9 + number % 3, 8)).save(f"{folder}/{number:02}.png")
+    said = esam("compare --data photos --size 8 --model mlp --methods base,sam --seeds 2 --epochs 15 --jobs 2")
+    assert "4 runs, each 15 epochs of mlp on photos" in said and "report: runs/compare/report.html" in said
+    assert "2 seeds" in " ".join(said.split()) and "Test acc., %" in said  # who won, or that it cannot be told
+    run = next(Path("runs/compare").glob("sam-seed1-*"))
+    assert esam(f"predict {run} new --out predictions.csv") == "predictions.csv\n"
+    assert predicted() == ["dark", "light"]
+    assert "--force" in esam(f"predict {run} new --out predictions.csv", code=1)
+    esam(f"export {run} weights.safetensors")
+    assert Path("weights.safetensors").stat().st_size > 1_000
 
 
-def test_from_a_table_to_predictions(empty, capsys):
+def test_from_a_table_to_predictions(esam):
     rows = [f"{width},{height},{'rose' if width > height else 'daisy'}" for width in range(6) for height in range(6)]
-    (empty / "flowers.csv").write_text("\n".join(["width,height,kind", *rows]) + "\n")
-    (empty / "walk_table.py").write_text(textwrap.dedent(TABLE))
-    (empty / "new.csv").write_text("width,height\n5,0\n0,5\n")
-    own = ["--data", "walk_table:flowers", "--model", "walk_table:net"]
-    assert main(["train", *own, "--method", "slicesam", "--epochs", "40", "--batch-size", "6", "--quiet"]) == 0
-    assert predicted(capsys, "runs/train", "new.csv", *own) == ["rose", "daisy"]
+    Path("flowers.csv").write_text("\n".join(["width,height,kind", *rows]) + "\n")
+    Path("mine.py").write_text(TABLE)
+    Path("new.csv").write_text("width,height\n5,0\n0,5\n")
+    said = esam("train --data mine:flowers --model mine:net --method sam --epochs 40 --batch-size 6")
+    assert "epoch 40 of 40" in said and said.splitlines()[-1].startswith("SAM: test accuracy")
+    esam("predict runs/train new.csv --model mine:net --out predictions.csv")
+    assert predicted() == ["rose", "daisy"]
 
 
-def test_from_text_to_predictions(empty, capsys):
+def test_from_text_to_predictions(esam):
     lines = [
         f"{sign} {word} {what}"
         for sign, words in (("+", "good great"), ("-", "bad poor"))
         for word in words.split()
         for what in ("film", "book")
     ]
-    (empty / "reviews.txt").write_text("\n".join(lines))
-    (empty / "walk_text.py").write_text(textwrap.dedent(TEXT))
-    (empty / "new.txt").write_text("a great film\npoor book\n")
-    own = ["--data", "walk_text:reviews", "--model", "walk_text:Bag"]
-    assert main(["train", *own, "--method", "sam", "--epochs", "30", "--batch-size", "4", "--quiet"]) == 0
-    read = ["--model", "walk_text:Bag", "--read", "walk_text:read"]
-    assert predicted(capsys, "runs/train", "new.txt", *read) == ["yes", "no"]
+    Path("reviews.txt").write_text("\n".join(lines))
+    Path("mine.py").write_text(TEXT)
+    Path("new.txt").write_text("a great film\npoor book\n")
+    esam("train --data mine:reviews --model mine:Bag --method sam --epochs 30 --batch-size 4 --quiet")
+    esam("predict runs/train new.txt --model mine:Bag --read mine:read --out predictions.csv")
+    assert predicted() == ["yes", "no"]

@@ -5,14 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import EVERY_METHOD
 from torch import nn
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from esam import METHODS
 from esam.optim.mask import MASKS
-from esam.optim.progress import Progress
 
 SIZE, CLASSES = 8, 3
 RHO, LR = 0.3, 0.05
@@ -444,7 +442,7 @@ class ByHand:
         self.settings = METHODS[name].effective()
         self.masks, self.kept = [], []
         self.base = torch.optim.SGD(model.parameters(), lr=LR)
-        self.steps, self.reused, self.norms, self.progress = 0, None, {}, Progress()
+        self.steps, self.reused, self.norms = 0, None, {}
 
     def gradient(self, keep, random):
         """Return the mean loss and the gradient of each tensor that takes part, by its place in the model."""
@@ -476,11 +474,8 @@ class ByHand:
             along /= norm(self.only_dense(first)) ** 2
             whole = {n: g - along * first[n] if n in first else g for n, g in found.items()}
             self.reused = {n: g for n, g in whole.items() if n in self.dense}  # sparse gradients stay as they are
-        if self.name == "sds-level":
-            found = {n: g * (norm(first.values()) / norm(found.values())) for n, g in found.items()}
         self.put_back(buffers)
         torch.set_rng_state(after)
-        self.progress = self.progress.after(float(losses.mean()))
         for n, w in enumerate(self.weights):
             w.grad = found.get(n)
         self.base.step()
@@ -505,8 +500,9 @@ class ByHand:
             if n not in self.norms or place in mask.picks:
                 drawn.add(n)
                 rho[n] = RHO / (mask.probabilities[place] if n in self.norms else 1)
-        now = {n: norm([g[n]]) if n in drawn else self.norms[n] for n in g}
-        length = math.sqrt(sum(v * v for v in now.values()))
+        now = {n: norm([g[n]]) for n in g if n in drawn}
+        others = {n: self.norms[n] for n in trained if n not in drawn}  # whether or not this pass reaches them
+        length = math.sqrt(sum(v * v for v in (*now.values(), *others.values())))
         self.norms |= {n: now[n] for n in g if n in drawn}
         return {n: (g[n], rho[n] / length) for n in g if n in drawn}
 
@@ -520,7 +516,7 @@ class ByHand:
         torch.set_rng_state(random)
         with torch.no_grad():
             rise = (self.closure(slice(None)) - losses).tolist()
-        share = 1 - 0.5 * self.progress.share if self.name == "esam-follow" else 0.5
+        share = 0.5
         return torch.tensor(sorted(sorted(range(SIZE), key=lambda i: (-rise[i], i))[: round(share * SIZE)]))
 
     def buffers(self):
@@ -561,7 +557,7 @@ def tolerance(model):
     return 5 * eps if eps > 1e-3 else 300 * eps
 
 
-@pytest.mark.parametrize("name", EVERY_METHOD)
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
 @pytest.mark.parametrize("animal", ZOO)
 def test_three_steps_are_those_of_a_loop_written_by_hand(animal, name):
     torch.manual_seed(0)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import Any, final
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from esam.optim.ascent import Eps
+from esam.optim import Batch, SharpnessAware
 from esam.optim.checks import checked_number
-from esam.optim.step import SharpnessAware
-from esam.optim.underway import Targets
+from esam.optim.perturb import l2_ascent
 
 
 @final
@@ -18,20 +17,12 @@ class StretchedSAM(SharpnessAware):
     """SAM whose perturbation is ``stretch`` times as long."""
 
     def __init__(
-        self,
-        base: Optimizer,
-        model: nn.Module,
-        *,
-        rho: float = 0.05,
-        stretch: float = 2.0,
-        m: int | None = None,
-        perturbation: Literal["rank", "global"] = "rank",
-        seed: int | None = None,
+        self, base: Optimizer, model: nn.Module, *, rho: float = 0.05, stretch: float = 2.0, **common: Any
     ) -> None:
         self.stretch = checked_number("stretch", stretch)
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
+        super().__init__(base, model, rho=rho, **common)
 
-    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
-        """Return ``stretch rho g / ||g||``."""
-        eps = super().ascent(drawn, gradients)
-        return Eps(eps.directions, [self.stretch * factor for factor in eps.factors])
+    def finish(self, batch: Batch) -> None:
+        """Return g(theta + stretch rho g / ||g||)."""
+        with self.at(self.stretch * l2_ascent(batch.first, batch.radii)):
+            batch.backward()

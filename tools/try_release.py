@@ -34,7 +34,7 @@ for name, row in esam.METHODS.items():
     x, y = torch.randn(64, 6), torch.randint(0, 3, (64,))
     optimizer = row(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), model)
     for _ in range(3):
-        loss = optimizer.step(lambda keep: F.cross_entropy(model(x[keep]), y[keep], reduction="none"), batch_size=64)
+        loss = optimizer.step(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), x, y)
     optimizer.load_state_dict(optimizer.state_dict())
     assert torch.isfinite(loss), name
 """

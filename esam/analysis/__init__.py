@@ -6,10 +6,10 @@ The Hessian needs curvlinops and the pictures of ``esam.analysis.plot`` need mat
 from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
 from .hessian import hessian_trace, spectral_density, top_eigenvalues
 from .landscape import Landscape, even_axis, landscape, line, plane
-from .linearity import linearity
 from .objective import ModelObjective, Objective
+from .rounding import rounded, rounded_accuracy
 from .selection import gradient_cosines, losses_along, select
-from .sharpness import adaptive_sharpness, ascent_sharpness, m_sharpness, sharpness
+from .sharpness import adaptive_sharpness, ascent_sharpness, linearity, m_sharpness, sharpness
 
 __all__ = [
     "Landscape",
@@ -30,6 +30,8 @@ __all__ = [
     "m_sharpness",
     "plane",
     "random_plane",
+    "rounded",
+    "rounded_accuracy",
     "sam_eps",
     "select",
     "sharpness",

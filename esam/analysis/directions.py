@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
-from esam.optim.ascent import l2_ascent, whole_norm
+from esam.optim import Gradients
 from esam.optim.checks import checked_share
 from esam.optim.mask import independent
+from esam.optim.perturb import along
 
 from .objective import ModelObjective, Parameters, norm_of, value_and_gradient
 
@@ -62,9 +63,8 @@ def adversarial_plane(
 
 def sam_eps(gradient: Parameters, rho: float) -> Direction:
     """Return SAM's eps: ``rho g / ||g||``."""
-    gradients = list(gradient.values())
-    eps = l2_ascent(gradients, [rho] * len(gradients), whole_norm(gradients))
-    return dict(zip(gradient, eps.tensors(), strict=True))
+    g = Gradients(range(len(gradient)), list(gradient.values()))
+    return dict(zip(gradient, along(g, dict.fromkeys(g.index, rho), g.norm()).tensors, strict=True))
 
 
 def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.Generator) -> Direction:
@@ -72,11 +72,10 @@ def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.G
     checked_share("beta", beta)
     names = list(gradient)
     picks = range(len(names)) if beta == 1 else independent(len(names), beta, generator).picks
-    drawn = {names[i]: gradient[names[i]] for i in picks}
-    norm = whole_norm(list(gradient.values()))  # of the whole gradient, so that the mean over draws is SAM's eps
-    eps = l2_ascent(list(drawn.values()), [rho / beta] * len(drawn), norm)
-    moving = dict(zip(drawn, eps.tensors(), strict=True))
-    return {name: moving.get(name, torch.zeros_like(g)) for name, g in gradient.items()}
+    g = Gradients(range(len(names)), list(gradient.values()))
+    # divided by the norm of the whole gradient, so that the mean over draws is SAM's eps
+    eps = dict(along(g.only(set(picks)), dict.fromkeys(picks, rho / beta), g.norm()))
+    return {name: eps.get(i, torch.zeros_like(gradient[name])) for i, name in enumerate(names)}
 
 
 def inner(a: Parameters, b: Parameters) -> float:

@@ -1,11 +1,10 @@
 """What makes sharpness-aware training worse here? Some steps are watched, and each finding comes with its remedy.
 
 ```python
-with watching(optimizer) as watch:
-    for rows in order[:40]:
-        watch.samples(rows)  # optional: which samples of the data set the next step takes
-        optimizer.step(closure)
-for finding in watch.findings():
+with watching(optimizer) as monitor:
+    for x, y in batches[:40]:
+        optimizer.step(loss_of, x, y)
+for finding in monitor.findings():
     print(finding)
 ```
 """
@@ -16,17 +15,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from esam.optim import SharpnessAware
-from esam.optim.guidance import Finding, Watch
+from esam.optim.monitor import Finding, StepMonitor
 
-__all__ = ["Finding", "Watch", "watching"]
+__all__ = ["Finding", "StepMonitor", "watching"]
 
 
 @contextmanager
-def watching(optimizer: SharpnessAware) -> Iterator[Watch]:
+def watching(optimizer: SharpnessAware) -> Iterator[StepMonitor]:
     """Watch the steps that an optimizer takes inside this block; the steps are the same as without."""
-    watch = Watch(optimizer)
-    before, optimizer.watch = optimizer.watch, watch
+    monitor = StepMonitor(optimizer)
+    before, optimizer.monitor = optimizer.monitor, monitor
     try:
-        yield watch
+        yield monitor
     finally:
-        optimizer.watch = before
+        optimizer.monitor = before

@@ -12,6 +12,7 @@ from typing import Any
 
 from esam.files import write_atomically
 
+Target = str | Path | io.BytesIO
 METADATA: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
 """By the endings that a picture may have: whatever would tell when it was drawn is left out."""
 INK = "#39424d"
@@ -37,25 +38,26 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_picture(path: str | Path, draw: Callable[[Any], None], *, width: float, height: float) -> list[Path]:
+def write_picture(path: Target, draw: Callable[[Any], None], *, width: float, height: float) -> list[Path]:
     """Draw on a figure of this size in inches and return the files, each written whole or not at all.
 
-    The path's ending decides the format; without one there are two files, .svg and .png.
+    The path's ending decides the format; without one there are two files, .svg and .png. An open binary file gets SVG.
     """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"pictures need matplotlib ({error}); run: pip install torch-esam[analysis]") from error
-    path = Path(path)
-    targets = _targets(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    targets = [] if isinstance(path, io.BytesIO) else _targets(Path(path))
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
+        if isinstance(path, io.BytesIO):
+            figure.savefig(path, format="svg", metadata=METADATA["svg"], facecolor="white")
         for target in targets:
             buffer, kind = io.BytesIO(), _ending(target)
             figure.savefig(buffer, format=kind, dpi=200, metadata=METADATA[kind], facecolor="white")
+            target.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(target, buffer.getvalue())
     return targets
 

@@ -1,4 +1,4 @@
-"""What does SDS select in a batch, and does it stand for the whole?
+"""What does SDS select in a batch, and does it represent the batch?
 
 B+ holds the share gamma of the samples whose loss rises most from theta to theta + eps, B- the others, B_rand as many
 as B+ drawn by lot. R is a set's mean rise.
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from esam.optim.checks import checked_share
-from esam.optim.ranking import keep_highest
+from esam.optim.selection import keep_highest
 
 from .directions import Direction, cosine_similarity, sam_eps
 from .objective import ModelObjective, Parameters, moved, repeats, value_and_gradient
@@ -95,9 +95,9 @@ def select(
 def gradient_cosines(objective: ModelObjective, parameters: Parameters, selection: Selection) -> dict[str, float]:
     """Return the cosine of the gradients of B+, B- and B_rand to that of B, all at theta + eps."""
     there = moved(parameters, selection.eps)
-    _, whole = value_and_gradient(objective, there)
+    _, all_samples = value_and_gradient(objective, there)
     return {
-        which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], whole)
+        which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], all_samples)
         for which in ("plus", "minus", "random")
     }
 

@@ -1,4 +1,4 @@
-"""How much does the loss rise nearby?"""
+"""How much does the loss rise nearby, and how far is it from linear there?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .directions import inner
 from .objective import ModelObjective, Objective, Parameters, moved, norm_of, repeats, value_and_gradient
 
 
@@ -60,6 +61,21 @@ def m_sharpness(
         )
     groups = objective.groups(m)
     return sum(measure(group, parameters, rho=rho) * group.count for group in groups) / objective.count
+
+
+def linearity(objective: Objective, parameters: Parameters, eps: Parameters) -> float:
+    """Return the paper's zeta(eps, B) = |L(theta + eps) - L(theta) - eps^T g|: 0 where the loss is linear.
+
+    SAM takes the loss for linear when it works out eps, so a smaller zeta means a better maximisation.
+
+    >>> linearity(lambda p: p["w"].square().sum(), {"w": torch.ones(2)}, {"w": torch.tensor([0.5, 0.0])})
+    0.25
+    """
+    loss, gradient = value_and_gradient(objective, parameters)
+    start = repeats(objective, parameters, first=loss)
+    with torch.no_grad():
+        end = float(objective(moved(parameters, eps)))
+    return abs(end - start - inner(eps, gradient))
 
 
 def _highest_rise(

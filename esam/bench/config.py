@@ -14,13 +14,17 @@ class Bench:
     model: str = "resnet18"
     """A name from `esam models`."""
     batch_size: int = 128
+    """Samples in a step."""
     size: int = 32
     """Pixels a side."""
     classes: int = 10
+    """Outputs of the model."""
     rounds: int = 10
     """Steps of each contender."""
     threads: int = 1
+    """CPU threads."""
     device: str = "cpu"
+    """cpu, cuda, ..."""
 
     def check(self) -> Bench:
         """Return what is to be timed if every number is in its range."""

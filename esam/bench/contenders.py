@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esam.optim import ESAM, METHODS
-from esam.optim.mask import Mask, run_to_the_output, share_of_full_draws, suffix
-from esam.optim.methods.saf import SAF
-from esam.train.history import ALIASES
-from esam.train.names import did_you_mean
+from esam.optim import METHODS
+from esam.train.config import did_you_mean
 
 Build = Callable[[nn.Module, Tensor, Tensor], Callable[[], Any]]
 """(model, inputs, labels) -> a function that takes one step."""
-
-
-GOLDEN_RATIO = (5**0.5 - 1) / 2
-"""Its multiples, modulo 1, fill the interval evenly however many are taken."""
 
 
 @dataclass(frozen=True)
@@ -49,43 +42,25 @@ def plain_loop(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
     return step
 
 
-class EvenSuffix:
-    """Draws suffixes spread evenly over their distribution: few steps then cost what many would on average."""
-
-    def __init__(self) -> None:
-        self.step = 0
-
-    def __call__(self, count: int, beta: float, generator: torch.Generator) -> Mask:
-        """Return the next draw; the generator is not used."""
-        self.step += 1
-        draw, certain = self.step * GOLDEN_RATIO % 1, share_of_full_draws(beta)
-        return run_to_the_output(count, beta, draw, (draw - certain) / (1 - certain))
-
-
 @dataclass(frozen=True)
 class Registered:
     """Steps by a method of the registry."""
 
     name: str
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
         """Return the function that takes one step."""
         optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
-        if isinstance(optimizer, ESAM) and optimizer.draw_mask is suffix:
-            optimizer.draw_mask = EvenSuffix()
-        samples = torch.arange(len(y))
 
-        def closure(keep: slice | Tensor) -> Tensor:
-            outputs = model(x[keep])
-            losses = F.cross_entropy(outputs, y[keep], reduction="none")
-            return losses + optimizer.trajectory_loss(outputs, samples[keep]) if isinstance(optimizer, SAF) else losses
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(model(x), y, reduction="none")
 
-        return lambda: optimizer.step(closure, batch_size=len(y))
+        return lambda: optimizer.step(loss_of, x, y)
 
 
 def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
-    """Take the step of the SAM in the package pytorch_optimizer (an extra of its own)."""
+    """Take the step of the SAM in the package pytorch_optimizer (the extra bench)."""
     try:
         from pytorch_optimizer import SAM as TheirSAM
     except ImportError as error:
@@ -103,31 +78,32 @@ def pytorch_optimizer_sam(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[]
     return step
 
 
-FORMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "esam-aligned": ("esam", {"ranking": "aligned", "mask": "suffix"}),
-    "esam-exact-suffix": ("esam", {"mask": "suffix"}),
-    "esam-swp-suffix": ("esam-swp", {"mask": "suffix"}),
-}
-"""Forms of a registered method that are worth a time of their own."""
-STEADY: dict[str, dict[str, Any]] = {
-    "slicesam": {"radius": "constant"},
-    "sam-late": {"when": "every"},
-    "sam-early": {"when": "every"},
-}
-"""Settings with which a few steps cost what those of a whole training do on average."""
 OTHERS = {"base": Contender(plain_loop, 3.0), "pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0)}
-"""Steps without any of this package: the base optimizer's own loop, and another package's SAM."""
+"""Steps without any of this package: the base optimizer in an ordinary loop, and another package's SAM."""
 
 
 def contender(name: str) -> Contender:
-    """Return the contender of that name: a method of the registry, a form of one, or another package's."""
-    name = ALIASES.get(name, name)
+    """Return the contender of that name: a row of the registry, or another package's step.
+
+    Settings of the method may follow: ``esam:mask=suffix,gamma=0.7``.
+    """
     if name in OTHERS:
         return OTHERS[name]
-    if name in FORMS:
-        method, settings = FORMS[name]
-        return Contender(Registered(method, settings), METHODS[method].units(settings))
-    known = [*METHODS, *FORMS, "pytorch_optimizer"]
-    if name not in METHODS:
-        raise ValueError(f"unknown contender {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
-    return Contender(Registered(name, STEADY.get(name, {})), METHODS[name].units())
+    method, _, words = name.partition(":")
+    if method not in METHODS:
+        known = [*METHODS, "pytorch_optimizer"]
+        raise ValueError(f"unknown contender {method!r}.{did_you_mean(method, known)} There are: {', '.join(known)}")
+    settings = dict(_setting(method, word) for word in words.split(",") if word)
+    return Contender(Registered(method, settings), METHODS[method].units(settings))
+
+
+def _setting(method: str, word: str) -> tuple[str, Any]:
+    key, equals, value = word.partition("=")
+    kinds = METHODS[method].options()
+    if not equals or key not in kinds:
+        hint = did_you_mean(key, kinds)
+        raise ValueError(f"{method} takes settings as in {method}:{next(iter(kinds), 'rho')}=..., got {word!r}.{hint}")
+    try:
+        return key, kinds[key](value)
+    except ValueError as error:
+        raise ValueError(f"{key} must be of type {kinds[key].__name__}, got {value!r}") from error

@@ -1,4 +1,4 @@
-"""What does a contender's step need in memory? A process of its own tells."""
+"""What does a contender's step need in memory? Measured in a fresh process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from esam.train.runs import chosen_device
+from esam.train.build import chosen_device
 
 from .config import Bench
 from .contenders import Contender

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from esam.report.sheets import Sheet
-from esam.train.environment import environment
+from esam.train.build import chosen_device
 from esam.train.models import build_model, fastest_memory_format
-from esam.train.runs import chosen_device
+from esam.train.record import environment
 
 from .config import Bench
 from .contenders import Build, Contender
@@ -45,11 +45,11 @@ def bench_steps(
             steps[name][1]()
             times[name].append(clock() - start)
         on_round(number + 1)
-    bases = [name for name in ("base", "sam") if name in times]
+    base = ["base"] if "base" in times else []
     rows = {
         name: {
             "seconds": spread(times[name]),
-            **{f"time / {other}": _compared(times[name], times[other]) for other in bases},
+            **{f"time / {other}": _compared(times[name], times[other]) for other in base},
             **passes[name],
             "units": contenders[name].units,
         }
@@ -73,7 +73,7 @@ def prepared(bench: Bench, build: Build) -> tuple[nn.Module, Callable[[], Any]]:
 def steps_sheet(result: dict[str, Any]) -> Sheet:
     """Return the result as a table: times and ratios with their intervals, counted passes and cost, memory."""
     rows: dict[str, dict[str, Any]] = result["contenders"]
-    ratios = [key for key in ("time / base", "time / sam") if any(key in row for row in rows.values())]
+    ratios = ["time / base"] if any("time / base" in row for row in rows.values()) else []
     titles = ["step by", "ms", *ratios, *(f"total{key[4:]}" for key in ratios), "forward", "backward", "units", "MiB"]
     lines = []
     for name, row in rows.items():

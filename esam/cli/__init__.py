@@ -2,67 +2,60 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from typing import Any
 
 from esam.extras import what_to_install
-from esam.train.names import did_you_mean
-
-from .channels import plain_warnings, print_anywhere
-from .wording import as_typed
+from esam.train.config import did_you_mean
 
 USAGE = """\
 usage: esam COMMAND [OPTIONS]
 
-Sharpness-aware training for PyTorch at ESAM's price.
+Sharpness-aware training for PyTorch.
 
 commands:
-  compare [RECIPE]  train by several methods and seeds, alike in all else; table and report
-  train [RECIPE]    one run, with checkpoints and a record
-  predict RUN FILES what a trained run says of new pictures or tables: CSV or JSON
-  export RUN FILE   a run's weights as safetensors, or its model as ONNX
-  analyze RUN       how sharp the minimum of a trained run is: sharpness, Hessian, landscape
-  reproduce [ITEM]  the paper's tables and figures, made again; every claim checked
-  frontier          methods and controls, tuned alike, in regimes of many kinds: the map
-  sweep [RECIPE]    a search for settings, by one worker or many; table, front and report
-  doctor [RECIPE]   some steps of a run, watched: what makes training worse, each with its remedy
-  bench step        what a step of each method costs: time, passes, memory
-  report FOLDER     the records below a folder as one HTML page
-  methods           the methods that can be named, with their costs and settings
-  models            the models that can be named
-  recipes           the experiments that can be named
+  compare [RECIPE]   train by several methods and seeds, alike in all else;
+                     who won, a table and a report
+  train [RECIPE]     one run, with checkpoints and a record
+  predict RUN FILES  predict on new pictures or tables with a trained run
+  export RUN FILE    a run's weights as safetensors, or its model as ONNX
+  report FOLDER      the records below a folder as one HTML page
+  doctor [RECIPE]    watch some steps of a run for common problems, with fixes
+  methods [NAME]     the methods, or one method with its cost and settings
+  models             the models that can be named
+  recipes            the experiments that can be named
+
+for research:
+  analyze RUN        sharpness, Hessian and loss landscape of a trained run
+  bench step         what a step of each method costs: time, passes, memory
+  sweep [RECIPE]     search settings with Optuna, by one worker or many
 
 `esam COMMAND --help` lists a command's options.
 """
 COMMANDS = {
-    "compare": "compare",
-    "train": "train",
-    "predict": "predict",
-    "export": "export",
-    "analyze": "analyze",
-    "reproduce": "reproduce",
-    "frontier": "frontier",
-    "sweep": "sweep",
-    "doctor": "doctor",
-    "bench": "bench",
-    "report": "report",
-    "methods": "listing",
-    "models": "listing",
-    "recipes": "listing",
+    **{name: name for name in ("compare", "train", "predict", "export", "report", "doctor")},
+    **dict.fromkeys(("methods", "models", "recipes"), "listing"),
+    **{name: name for name in ("analyze", "bench", "sweep")},
 }
 """The file that holds a command's function."""
 NO_READER = 141
-"""The exit code where whoever read our output, such as ``head``, has gone: as a shell tells it."""
+"""The exit code where whoever read our output, such as ``head``, has gone: as a shell reports it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit code."""
-    print_anywhere()
+    for channel in (sys.stdout, sys.stderr):
+        if isinstance(channel, io.TextIOWrapper):
+            channel.reconfigure(errors="replace")  # a sign that a terminal does not know must not cost a result
     try:
         try:
-            with plain_warnings():
+            with _plain_warnings():
                 code = _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             if sys.stdout is not None:  # as in a process without a console
@@ -72,10 +65,25 @@ def main(arguments: list[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = NO_READER
     if _on_several_ranks():
-        from esam.train.ranks import end_rank
+        from esam.train.distributed import end_rank
 
         end_rank(code)
     return code
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    """Print a warning inside this block as a sentence, once, without the line of code that it comes from."""
+    seen = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            print(f"esam: warning: {message}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _on_several_ranks() -> bool:
@@ -95,11 +103,13 @@ def _run(arguments: list[str]) -> int:
     if command not in COMMANDS:
         hint = did_you_mean(command, COMMANDS)
         print(f"esam: unknown command {command!r}.{hint} See esam --help", file=sys.stderr)
-        return 1
+        return 2
+    from .parsing import UsageError
+
     try:
         module = import_module(f"{__name__}.{COMMANDS[command]}")
         if _on_several_ranks():
-            from .together import on_every_rank
+            from .torchrun import on_every_rank
 
             on_every_rank(command, getattr(module, command), arguments)
         else:
@@ -107,15 +117,21 @@ def _run(arguments: list[str]) -> int:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "esam":
             raise
-        print(f"esam: {command} needs {error.name}; run: pip install {what_to_install(error.name)}", file=sys.stderr)
-        return 1
+        return _failed(f"{command} needs {error.name}; run: pip install {what_to_install(error.name)}")
+    except SystemExit as stop:
+        if stop.code in (0, None):  # after help
+            raise
+        return _failed(f"ended by SystemExit({stop.code!r}), which a model or data of your own must not raise")
     except BrokenPipeError:
         raise
-    except (ValueError, RuntimeError, OSError, ImportError) as error:
-        rank = f" rank {os.environ['RANK']}:" if int(os.environ.get("RANK", "0")) > 0 else ""
-        print(f"esam:{rank} {as_typed(str(error))}", file=sys.stderr, flush=True)
-        return 1
+    except (ValueError, RuntimeError, OSError, ImportError, MemoryError) as error:
+        return _failed(str(error) or type(error).__name__, 2 if isinstance(error, UsageError) else 1)
     except KeyboardInterrupt:
-        print("esam: interrupted; the same command resumes", file=sys.stderr)
-        return 130
+        return _failed("interrupted; the same command resumes", 130)
     return 0
+
+
+def _failed(message: str, code: int = 1) -> int:
+    rank = f" rank {os.environ['RANK']}:" if int(os.environ.get("RANK", "0")) > 0 else ""
+    print(f"esam:{rank} {message}", file=sys.stderr, flush=True)
+    return code

@@ -8,20 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import tyro
-
-from .parsing import parse
+from .parsing import POSITIONAL, parse
 
 if TYPE_CHECKING:
-    from esam.train.trained import TrainedRun
+    from esam.train.loaded_run import TrainedRun
 
 
 @dataclass(frozen=True)
 class AnalyzeOptions:
     """How sharp the minimum of a trained run is. The run is only read."""
 
-    run: Annotated[Path, tyro.conf.Positional]
-    """The folder of a run of `esam train`, or one of its checkpoint files."""
+    run: Annotated[Path, POSITIONAL]
+    """Folder of a run of `esam train`, or one of its checkpoint files."""
     images: int = 1_000
     """Training images that the loss is taken over, evenly spaced."""
     rho: float = 0.05
@@ -51,6 +49,7 @@ class AnalyzeOptions:
     vmap: int = 1
     """Points of landscape and line that are evaluated together; 4 or so is faster for a small model."""
     device: str = "auto"
+    """cpu, cuda, ...; auto: an accelerator where there is one."""
     out: Path | None = None
     """Where to write the figures as JSON."""
     pictures: Path | None = None
@@ -67,7 +66,7 @@ def analyze(arguments: list[str]) -> None:
     from esam.analysis import even_axis
     from esam.extras import require
     from esam.files import check_folder, check_writable
-    from esam.train.trained import described, figures, trained_run
+    from esam.train.loaded_run import describe_analysis, figures, trained_run
 
     for points in filter(None, (options.landscape, options.line)):
         even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
@@ -83,7 +82,7 @@ def analyze(arguments: list[str]) -> None:
         require("curvlinops", "scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
     run = trained_run(options.run, images=options.images, batch_size=options.batch_size, device=options.device)
     asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
-    result = {**described(run), **figures(run, **{name: getattr(options, name) for name in asked})}
+    result = {**describe_analysis(run), **figures(run, **{name: getattr(options, name) for name in asked})}
     print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {run.objective.count:,} training images")
     for label, value in _figure_rows(result):
         print(f"  {label:44} {value}")
@@ -110,7 +109,7 @@ def _write(options: AnalyzeOptions, result: dict[str, Any]) -> None:
 
 def _landscape(run: TrainedRun, options: AnalyzeOptions, name: str, points: int, axes: int) -> dict[str, Any]:
     """Work out, tell and draw the loss on a plane or a line."""
-    from esam.train.trained import random_landscape
+    from esam.train.loaded_run import random_landscape
 
     kept = None if options.pictures is None else options.pictures / f"{name}.json"
     asked = {option: getattr(options, option) for option in ("reach", "groups", "vmap")}

@@ -5,18 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
 from esam.bench.config import Bench
 from esam.report.sheets import Form
 
-from .parsing import parse
-
-USAGE = """\
-usage: esam bench step [OPTIONS]
-
-What a step of each method costs: time, passes, memory. `esam bench step --help` lists the options.
-"""
+from .parsing import UsageError, parse
 
 LEGEND = """\
 time: median over the rounds, with a 95 % interval; total: of all rounds.
@@ -28,11 +20,9 @@ a backward 1 for inputs and 1 for weights; MiB: beyond model and batch."""
 class BenchOptions:
     """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
 
-    bench: tyro.conf.OmitArgPrefixes[Bench]
-    contenders: tuple[str, ...] = ("base", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "slicesam")
-    """Who is timed; `all`: every row of `esam methods`."""
-    against: tuple[str, ...] = ()
-    """Other packages to time beside them: pytorch_optimizer."""
+    bench: Bench
+    contenders: tuple[str, ...] = ("all",)
+    """Methods to time, with settings as in esam:gamma=0.7, and pytorch_optimizer, another package's SAM."""
     memory: bool = True
     """Measure memory too."""
     out: Path | None = None
@@ -43,13 +33,11 @@ class BenchOptions:
 
 def bench(arguments: list[str]) -> None:
     """``esam bench step``: what a step costs."""
-    if arguments[:1] in (["-h"], ["--help"]):
-        print(USAGE, end="")
-        return
-    if arguments[:1] != ["step"]:
+    if arguments[:1] not in (["step"], ["-h"], ["--help"]):
         got = repr(arguments[0]) if arguments else "nothing"
-        raise ValueError(f"esam bench knows one thing to measure, step, got {got}; see esam bench step --help")
-    options = parse("bench step", BenchOptions, arguments[1:], bench=Bench())
+        raise UsageError(f"esam bench knows one thing to measure, step, got {got}; see esam bench step --help")
+    words = [word for word in arguments if word != "step"]
+    options = parse("bench step", BenchOptions, words, bench=Bench())
     import json
     import shutil
 
@@ -59,10 +47,10 @@ def bench(arguments: list[str]) -> None:
     from esam.files import check_writable, write_atomically
     from esam.optim import METHODS
     from esam.report.sheets import formatted
-    from esam.train.history import ALIASES
 
-    named = METHODS if options.contenders == ("all",) else options.contenders
-    contenders = {ALIASES.get(name, name): contender(name) for name in (*named, *options.against)}
+    words = [part for word in options.contenders for part in ([word] if ":" in word else word.split(","))]
+    named = METHODS if words == ["all"] else words
+    contenders = {name: contender(name) for name in named}
     options.bench.check()
     if options.memory:
         check_measurable(options.bench)

@@ -5,48 +5,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-import tyro
-
-from esam.compare.plan import DEFAULT_METHODS, Comparison, PlannedRun
-from esam.compare.where import Where
 from esam.report.sheets import Form
+from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
+from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
-from .parsing import ConfigFile, config_text, parse_run, settings_by_method, take_recipe
+from .parsing import FIXED, ConfigFile, config_text, parse_run, settings_by_method, take_recipe
+from .train import suited_length
 
 
 @dataclass(frozen=True)
 class SharedConfig(Config):
     """What the runs of a comparison share: all but the method and the seed, which --methods and --seeds name."""
 
-    method: tyro.conf.Fixed[str] = "esam"
-    seed: tyro.conf.Fixed[int] = 0
+    method: Annotated[str, FIXED] = Config.method
+    seed: Annotated[int, FIXED] = 0
 
 
 @dataclass(frozen=True)
 class CompareOptions:
     """Several methods and seeds on the same data, order, initial weights and budget. Interrupted, it resumes."""
 
-    config: tyro.conf.OmitArgPrefixes[SharedConfig]
+    config: SharedConfig
     methods: tuple[str, ...] = DEFAULT_METHODS
     """Methods to compare, by their names in `esam methods`; base is the base optimizer alone."""
     seeds: tuple[int, ...] = (0, 1, 2)
-    """One run of each method for each seed."""
+    """How many seeds (3: 0 1 2), or which (0 5 7, or 5..7); one run of each method for each."""
     set: tuple[str, ...] = ()
     """What differs for a method, as in sam.rho=0.1 esam.gamma=0.7."""
     out: Path = Path("runs/compare")
     """Folder of the runs and of report.html."""
     jobs: int = 1
     """Runs at a time on this machine; a cluster does as many as it has room for."""
-    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
     tune: int = 0
-    """Trials of each method on held-out training data, before the runs; 4 is a good number, 0: none.
+    """Trials of each method on held-out training data, before the runs; 4 is a good number, 0: none. A best value at
+    the edge of those tried is followed by up to 3 trials more, for every method.
 
-    The search's runs are beside OUT, in OUT-tuning."""
-    tune_over: tuple[Literal["rho", "lr", "weight_decay"], ...] = ("rho",)
-    """What the trials look for; the base optimizer too gets its lr and weight_decay by as many trials."""
+    The trials' runs are beside OUT, in OUT-tuning."""
+    tune_over: tuple[Literal["rho", "lr", "weight_decay", "epochs"], ...] = ("rho",)
+    """What the trials vary; the base optimizer too gets its lr, weight_decay and epochs by as many trials."""
     file: ConfigFile = None
     """Options from a TOML file, as --print-config writes it; what is typed wins."""
     print_config: bool = False
@@ -60,45 +60,51 @@ class CompareOptions:
 def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
     recipe = take_recipe(arguments)
-    given = {"methods": recipe.methods, "seeds": recipe.seeds} if recipe else {}
+    given = {name: getattr(recipe, name) for name in ("methods", "seeds", "tune", "tune_over")} if recipe else {}
     start = recipe.config if recipe else Config()
-    options, config = parse_run("compare", CompareOptions, arguments, start, shape=SharedConfig, **given)
+    options, config = parse_run("compare", CompareOptions, [*arguments], start, shape=SharedConfig, **given)
+    if recipe is None:
+        config = suited_length(config, arguments)
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
-    comparison = Comparison(config, options.methods, options.seeds, settings)
-    if options.tune_over != ("rho",) and not options.tune:
+    comparison = Comparison(
+        config, options.methods, options.seeds, settings, tune=options.tune, tune_over=options.tune_over
+    )
+    if options.tune_over != ("rho",) and not options.tune and recipe is None:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
+    if config.epochs < 1:
+        raise ValueError(f"a comparison takes 1 epoch or more, got {config.epochs}")
     if options.print_config:
         words = tuple(f"{method}.{name}={value}" for method, own in settings.items() for name, value in own.items())
         names = ("methods", "seeds", "out", "jobs", "tune", "tune_over", "format")
-        more = {**{name: getattr(options, name) for name in names}, **vars(options.where), "set": words}
+        more = {**{name: getattr(options, name) for name in names}, **vars(options.cluster), "set": words}
         print(config_text("compare", config, SharedConfig, more))
         return
-    from esam.compare.check import check
-    from esam.compare.plan import plan
-    from esam.compare.tune import trials
+    from esam.runs.plan import plan
+    from esam.runs.preflight import check
+    from esam.runs.tuning import first_points, trial_runs
 
     runs = plan(comparison, options.out)
     _check_reached(options, runs)
     beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
-    searched = trials(comparison, beside, options.tune, options.tune_over) if options.tune else {}
-    check([*runs, *(run for several in searched.values() for run, _ in several)], options.out)
+    points = first_points(comparison, options.tune, options.tune_over) if options.tune else {}
+    searched = trial_runs(comparison, points, beside)
+    check([*runs, *(run for several in searched.values() for run in several)], options.out)
     _run(comparison, options, beside)
 
 
 def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
     from rich.console import Console
 
-    from esam.compare.launch import Launcher, divergences
-    from esam.compare.live import show_results, watch
-    from esam.compare.plan import plan
-    from esam.compare.tune import tell_search, tune
     from esam.report import summarise, write_report
-    from esam.report.figures import results_text
+    from esam.report.results import results_text, tried_sheet
     from esam.report.sheets import as_text
-    from esam.report.tuned import tried_sheet
-    from esam.train.effective import told_method, told_run
+    from esam.runs.live import run_and_show, show_results
+    from esam.runs.plan import plan
+    from esam.runs.pool import Pool, divergences
+    from esam.runs.tuning import tune, write_search
+    from esam.train.config import describe_method, describe_run
 
     aside = Console(stderr=options.format != "table", quiet=options.quiet)
 
@@ -106,19 +112,20 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
         aside.print(line, highlight=False, markup=False, soft_wrap=True)
 
     failure: RuntimeError | None = None
-    with options.where.place(options.jobs) as place:
+    with options.cluster.executor(options.jobs, reuse=True) as executor:
+        pool = Pool(executor=executor)
 
         def launch(runs: Sequence[PlannedRun]) -> None:
-            watch(Launcher(runs, place=place), aside)
+            run_and_show(pool, runs, aside)
 
-        if options.tune:
-            comparison, _ = tune(comparison, beside, options.tune, launch, options.tune_over)
+        if comparison.tune:
+            comparison = tune(comparison, beside, comparison.tune, launch, comparison.tune_over)
             say(f"{as_text(tried_sheet(comparison.tuned))}\n")
         runs = plan(comparison, options.out)
-        tell_search(runs)
-        say(f"{len(runs)} runs, each {told_run(comparison.config)}")
+        write_search(runs)
+        say(f"{len(runs)} run{'s' if len(runs) > 1 else ''}, each {describe_run(comparison.config)}")
         for method, config in {run.config.method: run.config for run in runs}.items():
-            say(f"  {method}: {told_method(config)}")
+            say(f"  {method}: {describe_method(config)}")
         try:
             launch(runs)
         except RuntimeError as error:  # what the other runs gave is shown all the same

@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
-from .parsing import parse
+from .parsing import POSITIONAL, parse
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """A run's weights as safetensors, with classes and normalisation inside, or its model as an ONNX graph."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, POSITIONAL]
     """Folder of a run."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: Annotated[Path, POSITIONAL]
     """The file: NAME.safetensors or NAME.onnx (needs the extra `onnx`)."""
+    force: bool = False
+    """Overwrite OUT if it exists."""
     weights: Literal["last", "best"] = "last"
-    """Those after the last epoch, as in the table; or the best by the test data, which flatters."""
+    """Those after the last epoch; or from the epoch with the best test accuracy (optimistic: selected on it)."""
     model: str | None = None
     """For ONNX, a model of your own: the package.module:function that it was trained with."""
     data: str | None = None
@@ -33,15 +33,17 @@ def export(arguments: list[str]) -> None:
     ending = options.out.suffix
     if ending not in (".safetensors", ".onnx"):
         raise ValueError(f"the file must end in .safetensors or .onnx, got {options.out}")
-    if ending == ".safetensors":
-        from esam.train.saved import run_weights
-        from esam.train.weights import write_tensors
+    from esam.files import check_new
 
-        tensors, told, _ = run_weights(options.run, options.weights)
-        write_tensors(options.out, tensors, told)
+    check_new(options.out, force=options.force, option="OUT")
+    if ending == ".safetensors":
+        from esam.train.loaded_run import run_weights, write_tensors
+
+        tensors, about, _ = run_weights(options.run, options.weights)
+        write_tensors(options.out, tensors, about)
     else:
         from esam.train.export import write_onnx
-        from esam.train.saved import load_run
+        from esam.train.loaded_run import load_run
         from esam.train.task import own_builder
 
         build = own_builder(options.model, options.data)

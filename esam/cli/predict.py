@@ -1,4 +1,4 @@
-"""``esam predict``: what a trained run says of new files."""
+"""``esam predict``: predict on new files with a trained run."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-import tyro
-
-from .parsing import parse
+from .parsing import POSITIONAL, parse
 
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """What a trained run says of pictures, or of the rows of tables, as CSV or JSON."""
+    """Predict on pictures, or on the rows of tables, with a trained run; CSV or JSON."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: Annotated[Path, POSITIONAL]
     """Folder of a run."""
-    files: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    files: Annotated[tuple[Path, ...], POSITIONAL]
     """Pictures, folders of pictures, or tables of numbers (.csv, .npy) with a sample in each row."""
     out: Path | None = None
-    """Where to write; printed if not given."""
+    """File to write; printed if not given."""
+    force: bool = False
+    """Overwrite OUT if it exists."""
     format: Literal["csv", "json"] | None = None
     """If not given: as the name of the file says, else csv."""
     weights: Literal["last", "best"] = "last"
-    """Those after the last epoch, as in the table; or the best by the test data, which flatters."""
+    """Those after the last epoch; or from the epoch with the best test accuracy (optimistic: selected on it)."""
     model: str | None = None
     """A model of your own: the package.module:function that it was trained with."""
     data: str | None = None
@@ -38,13 +38,13 @@ def predict(arguments: list[str]) -> None:
     options = parse("predict", PredictOptions, arguments)
     if not options.files:
         raise ValueError("esam predict wants files: pictures, or tables of numbers (.csv, .npy)")
-    from esam.files import check_writable, write_atomically
+    from esam.files import check_new, write_atomically
+    from esam.train.loaded_run import load_run
     from esam.train.predict import as_csv, as_json, predictions
-    from esam.train.saved import load_run
     from esam.train.task import find_factory, own_builder
 
     if options.out is not None:
-        check_writable(options.out)
+        check_new(options.out, force=options.force, inputs=options.files)
     run = load_run(options.run, weights=options.weights, build_model=own_builder(options.model, options.data))
     read = None if options.read is None else find_factory(options.read)
     found = list(predictions(run, options.files, read=read))
@@ -59,4 +59,4 @@ def predict(arguments: list[str]) -> None:
         write_atomically(options.out, text.encode())
         print(options.out)
     if failed := [one for one in found if one.error is not None]:
-        raise RuntimeError(f"{len(failed)} of {len(found)} could not be read, the first: {failed[0].error}")
+        raise RuntimeError(f"{len(failed)} of {len(found)} have no prediction, the first: {failed[0].error}")

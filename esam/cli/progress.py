@@ -5,46 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from esam.report.words import duration
-from esam.train.config import Config
-from esam.train.effective import told_method, told_run
+from esam.report.measured import duration
+from esam.train.config import Config, describe_method, describe_run
 
-
-class View(Protocol):
-    """Is told of every batch before it is taken, and of every epoch after it."""
-
-    def batch(self, epoch: int, number: int, batches: int) -> None:
-        """See that a batch is about to be taken."""
-
-    def epoch(self, metrics: dict[str, Any]) -> None:
-        """See an epoch's figures."""
+BAR = 10
+"""Characters of the bar: with both times and the figures, a line has 80."""
 
 
 @contextmanager
-def shown(config: Config, name: str, console: Console, *, quiet: bool) -> Iterator[View]:
-    """Give the view for this console: a bar on a terminal, plain lines in a pipe or a file."""
-    if quiet:
-        yield Silent()
-    elif console.is_terminal:
+def shown(config: Config, name: str, console: Console, *, quiet: bool) -> Iterator[Lines]:
+    """Give the view for this console: a bar on a terminal, plain lines in a pipe or a file, nothing if quiet."""
+    if console.is_terminal and not quiet:
         with Bar(config, name, console) as bar:
             yield bar
     else:
-        yield Lines(config, name, console)
-
-
-class Silent:
-    """Shows nothing."""
-
-    def batch(self, epoch: int, number: int, batches: int) -> None:
-        """Show nothing."""
-
-    def epoch(self, metrics: dict[str, Any]) -> None:
-        """Show nothing."""
+        yield Lines(config, name, Console(quiet=True) if quiet else console)
 
 
 class Lines:
@@ -56,10 +36,10 @@ class Lines:
         self._done = 0
 
     def batch(self, epoch: int, number: int, batches: int) -> None:
-        """Tell before the first batch what will be done."""
+        """Print before the first batch what will be done."""
         if self._started is None:
             self._started = time.monotonic()
-            self._print(f"{self._name}: {told_method(self._config)}; {told_run(self._config)}")
+            self._print(f"{self._name}: {describe_method(self._config)}; {describe_run(self._config)}")
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Print the figures of an epoch."""
@@ -80,11 +60,11 @@ class Lines:
 
 
 class Bar(Lines):
-    """A bar over all batches, with the time left and the last figures; what takes effect stands above it."""
+    """A bar over all batches, with the time left and the last figures; what takes effect is printed above it."""
 
     def __init__(self, config: Config, name: str, console: Console) -> None:
         super().__init__(config, name, console)
-        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"))
+        columns = (TextColumn("{task.description}"), BarColumn(BAR), TextColumn("{task.percentage:>3.0f} %"))
         times = (TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn())
         self._bars = Progress(*columns, *times, TextColumn("{task.fields[last]}"), console=console)
         self._task = self._bars.add_task("epoch 0", total=None, last="")
@@ -108,7 +88,7 @@ class Bar(Lines):
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Show the figures of an epoch beside the bar."""
-        words: dict[str, Any] = {"description": counted(metrics, self._config), "last": figures(metrics)}
+        words: dict[str, Any] = {"description": counted(metrics, self._config), "last": figures(metrics, short=True)}
         if self._config.budget is not None:
             self._bars.update(self._task, total=self._config.budget, completed=metrics["seconds"], **words)
         else:
@@ -124,8 +104,10 @@ def counted(metrics: dict[str, Any], config: Config) -> str:
     return f"epoch {metrics['epoch']} of {config.epochs}"
 
 
-def figures(metrics: dict[str, Any]) -> str:
-    """Say an epoch's loss, and its accuracy where it was evaluated."""
+def figures(metrics: dict[str, Any], *, short: bool = False) -> str:
+    """Say an epoch's loss, and its accuracy where it was evaluated; short beside a bar."""
     accuracy = metrics.get("test_accuracy")
+    if short:
+        return f"loss {metrics['train_loss']:.3g}" + (f", test {100 * accuracy:.1f} %" if accuracy is not None else "")
     tail = f", test accuracy {100 * accuracy:.2f} %" if accuracy is not None else ""
     return f"train loss {metrics['train_loss']:.4f}{tail}"

@@ -6,16 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
-from .parsing import parse
+from .parsing import POSITIONAL, parse
 
 
 @dataclass(frozen=True)
 class ReportOptions:
     """The records below a folder as one self-contained HTML page."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
+    folder: Annotated[Path, POSITIONAL]
     out: Path | None = None
     """Where to write the page; FOLDER/report.html if not given."""
 

@@ -6,24 +6,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from esam.compare.tune import SEED
-from esam.compare.where import Where
+from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
 from .parsing import parse_run, take_recipe
+from .train import suited_length
 
 if TYPE_CHECKING:
-    from esam.compare.plan import Comparison
-    from esam.sweep.study import SharedStudy
+    from esam.runs.plan import Comparison
+    from esam.runs.sweep import SharedStudy
+
+SEED = 100
+"""Of the trials: a comparison's own seeds are likely to be others."""
 
 
 @dataclass(frozen=True)
 class SweepOptions:
     """A search for settings, judged on held-out training data. Interrupted, the same command resumes."""
 
-    config: tyro.conf.OmitArgPrefixes[Config]
+    config: Config
     search: tuple[str, ...] = ()
     """What to search, as in lr=0.01..1:log rho=0.05,0.1 method=sam,esam; without a word and with --sampler grid, the
     grid of the paper's appendix."""
@@ -49,26 +50,26 @@ class SweepOptions:
     """Seconds between a trial's signs of life; after three without one, another worker takes it up."""
     jobs: int = 1
     """Trials at a time, here or on a cluster."""
-    where: tyro.conf.OmitArgPrefixes[Where] = field(default_factory=Where)
+    cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
 
 def sweep(arguments: list[str]) -> None:
     """``esam sweep``: trials until all have ended, a table and a page."""
     recipe = take_recipe(arguments)
     start = recipe.config if recipe else Config()
-    options, config = parse_run("sweep", SweepOptions, arguments, replace(start, seed=SEED))
+    options, config = parse_run("sweep", SweepOptions, [*arguments], replace(start, seed=SEED))
+    if recipe is None and not options.join:
+        config = suited_length(config, arguments)
     try:
-        from esam.sweep.page import trials_sheet, write_search
-        from esam.sweep.study import shown
-        from esam.sweep.work import Worker
+        from esam.runs.sweep import shown, trials_sheet, write_search
     except ModuleNotFoundError as error:
         raise ImportError(f"esam sweep needs {error.name}; run: pip install torch-esam[sweep]") from error
     from esam.report.sheets import as_text
 
     shared = _joined(options) if options.join else _created(options, config, recipe)
     _tell(f"study {shared.name} in {shown(shared.url)}; to take part: esam sweep --join URL")
-    with options.where.place(options.jobs) as place:
-        Worker(shared, options.out, place, jobs=options.jobs, tell=_tell)()
+    with options.cluster.executor(options.jobs) as executor:
+        shared.work(options.out, executor, jobs=options.jobs, tell=_tell)
     if not shared.done():
         raise RuntimeError(f"no trial came to its end; see above, and the log.txt of the runs in {options.out}")
     _tell(f"\n{as_text(trials_sheet(shared))}\n\nreport: {write_search(shared, options.out)}")
@@ -79,11 +80,9 @@ def _tell(line: str) -> None:
 
 
 def _created(options: Any, config: Config, recipe: Comparison | None) -> SharedStudy:
-    from esam.compare.check import check
-    from esam.compare.plan import PlannedRun
-    from esam.sweep.search import Search
-    from esam.sweep.space import PAPER_GRID, with_choice
-    from esam.sweep.study import SharedStudy
+    from esam.runs.plan import PlannedRun
+    from esam.runs.preflight import check
+    from esam.runs.sweep import PAPER_GRID, Search, SharedStudy
 
     words = options.search or (PAPER_GRID if options.sampler == "grid" else ())
     search = Search(
@@ -95,14 +94,14 @@ def _created(options: Any, config: Config, recipe: Comparison | None) -> SharedS
         prune=options.prune,
         settings=recipe.settings if recipe else {},
         heartbeat=options.heartbeat,
-    ).check()
-    check([PlannedRun(with_choice(search.start, {}), options.out / "first")], options.out)
+    )
+    check([PlannedRun(search.with_choice({}), options.out / "first")], options.out)
     url = options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}"
     return SharedStudy.create(url, options.study, search)
 
 
 def _joined(options: Any) -> SharedStudy:
-    from esam.sweep.study import SharedStudy
+    from esam.runs.sweep import SharedStudy
 
     shared = SharedStudy.join(options.join, None if options.study == "sweep" else options.study)
     if asked := sorted(shared.search.functions() - {*options.allow, options.config.model, options.config.data}):

@@ -6,25 +6,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
 from esam.train.config import Config
 
 from .parsing import ConfigFile, config_text, parse_run, take_recipe
 
 if TYPE_CHECKING:
-    from esam.compare.plan import Comparison
+    from esam.runs.plan import Comparison
     from esam.train.record import RunRecord
-    from esam.train.runs import Parts
-
-    from .progress import View
 
 
 @dataclass(frozen=True)
 class TrainOptions:
     """One run. Killed or interrupted, the same command resumes."""
 
-    config: tyro.conf.OmitArgPrefixes[Config]
+    config: Config
     out: Path = Path("runs/train")
     """Folder of the record and the checkpoints."""
     file: ConfigFile = None
@@ -42,22 +37,23 @@ class TrainOptions:
 def train(arguments: list[str]) -> None:
     """``esam train``: one run."""
     recipe = take_recipe(arguments)
-    options, config = parse_run("train", TrainOptions, arguments, recipe.config if recipe else Config())
-    config = config if recipe is None else _of_recipe(recipe, config)
+    options, config = parse_run("train", TrainOptions, [*arguments], recipe.config if recipe else Config())
+    config = suited_length(config, arguments) if recipe is None else _of_recipe(recipe, config)
     if options.print_config:
         print(config_text("train", config, Config, {"out": options.out, "track": _tracked(options)}))
         return
     from rich.console import Console
 
-    from esam.compare.check import check
-    from esam.compare.plan import PlannedRun
     from esam.extras import require
     from esam.files import check_folder
-    from esam.train.ranks import Ranks
+    from esam.runs.plan import PlannedRun
+    from esam.runs.preflight import check, check_folder_outside_data
+    from esam.train.distributed import Ranks
     from esam.train.trackers import find_tracker
 
     require("safetensors", purpose="keeping the weights")
     check_folder(options.out)
+    check_folder_outside_data(options.out, config)
     check([PlannedRun(config, options.out)])
     first = Ranks.current().first  # on several ranks this one alone tells, and writes
     trackers = [find_tracker(name, options.out, config) for name in _tracked(options)] if first else []
@@ -77,8 +73,10 @@ def train(arguments: list[str]) -> None:
 
 
 def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any, *, quiet: bool) -> RunRecord:
-    from esam.train.runs import run, title
-    from esam.train.trained import MEASURES
+    from esam.train.build import title
+    from esam.train.loaded_run import MEASURES
+    from esam.train.runner import run
+    from esam.train.task import user_code_line
 
     from .progress import shown
 
@@ -89,19 +87,28 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             for tracker in trackers:
                 tracker.epoch(metrics)
 
-        parts = _counted_parts(view)
-        return run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True, parts=parts)
+        try:
+            return run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True, on_batch=view.batch)
+        except Exception as error:  # of any kind: the model, the data and the loss may be the user's
+            if place := user_code_line(error):
+                raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
+            raise
 
 
-def _counted_parts(view: View) -> Any:
-    from esam.train.counted import Counted
-    from esam.train.runs import configured_parts
+def suited_length(config: Config, arguments: list[str]) -> Config:
+    """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
+    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    if "--config" in words or config.budget is not None:
+        return config
+    from esam.train.build import configured_task
+    from esam.train.config import suited
+    from esam.train.samples import sample_count
 
-    def made(config: Config) -> Parts:
-        parts = configured_parts(config)
-        return replace(parts, train=Counted(parts.train, view.batch))
-
-    return made
+    try:
+        samples = sample_count(configured_task(config).train)
+    except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
+        return config
+    return suited(config, samples, epochs="--epochs" not in words, batch_size="--batch-size" not in words)
 
 
 def _tracked(options: TrainOptions) -> tuple[str, ...]:
@@ -111,7 +118,7 @@ def _tracked(options: TrainOptions) -> tuple[str, ...]:
 
 def _of_recipe(recipe: Comparison, asked: Config) -> Config:
     """Return the recipe's run of the method that was asked for, with whatever else was asked for in place."""
-    from esam.compare.plan import configured
+    from esam.runs.plan import configured
 
     whole = configured(recipe, asked.method, asked.seed)
     given = {name: value for name, value in vars(asked).items() if value != getattr(recipe.config, name)}

@@ -15,12 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._pytree import tree_map
 
 from esam.optim import SharpnessAware as Optimizer
-from esam.optim import take
-from esam.optim.taking import size_of
+from esam.optim.indexing import size_of
 
-from .accelerate import sharpness_aware
+from .common import sharpness_aware
 
 _IGNORED = -100
 """The label of a token that is not predicted, as everywhere in transformers."""
@@ -109,15 +109,18 @@ class SharpnessAware:
         optimizer = self._ours(model)
         model.train()
         inputs = cast(Any, self)._prepare_inputs(inputs)
+        paired = self._pairs_rows(inputs)
+        inputs = pairs_of_rows(inputs) if paired else inputs
         size = size_of(inputs)
         steps = getattr(self, "current_gradient_accumulation_steps", 1)
         share = 1 / steps if size is None or self._window is None else size / self._window
 
-        def closure(keep: slice | Tensor) -> Tensor:
-            part = {**take(inputs, keep)}  # a copy: compute_loss may pop the labels
-            kept = share if isinstance(keep, slice) or size is None else share * len(keep) / size
+        def loss_of(samples: Any) -> Tensor:
+            count = size_of(samples)
+            kept = share if size is None or count is None else share * count / size
+            part = {**(rows_of_pairs(samples) if paired else samples)}  # a copy: compute_loss may pop the labels
             with cast(Any, self).compute_loss_context_manager():
-                if optimizer.reads_losses:
+                if optimizer.needs_losses:
                     return self.sample_losses(model, part)
                 # tokens of all micro-batches: a part's sum is divided by the part's number of them
                 items = num_items_in_batch if num_items_in_batch is None or kept == 1 else num_items_in_batch * kept
@@ -125,10 +128,16 @@ class SharpnessAware:
                 return loss
 
         scaler = self.accelerator.scaler
-        losses = optimizer.accumulate(closure, scaler, batch_size=size)
+        losses = optimizer.accumulate(loss_of, inputs, scaler=scaler)
         if self.accelerator.sync_gradients:
-            optimizer.gradient(scaler)
-        return losses.mean() * share
+            optimizer.gradient()
+        loss: Tensor = losses.mean() * share
+        return loss
+
+    def _pairs_rows(self, inputs: Mapping[str, Any]) -> bool:
+        """Tell whether a batch is [chosen; rejected], as TRL's DPOTrainer has it: a sample is then a pair of rows."""
+        names = [kind.__name__ for kind in type(self).__mro__]
+        return "DPOTrainer" in names and not any(str(key).startswith("chosen") for key in inputs)
 
     def _ours(self, model: nn.Module) -> Optimizer:
         """Return our optimizer, with the model as it is wrapped now."""
@@ -151,6 +160,31 @@ class SharpnessAware:
         """Tell whether a token's logits are for the next one."""
         name = type(self.accelerator.unwrap_model(model)).__name__
         return bool(getattr(self, "_loss_shifts_labels", False)) or name.endswith(("ForCausalLM", "LMHeadModel"))
+
+
+def pairs_of_rows(batch: Any) -> Any:
+    """Return [chosen; rejected], of 2 B rows, as B pairs: shape (B, 2, ...)."""
+    size = size_of(batch)
+
+    def paired(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != size or size % 2:
+            return leaf
+        return leaf.reshape(2, size // 2, *leaf.shape[1:]).transpose(0, 1)
+
+    return tree_map(paired, {**batch})
+
+
+def rows_of_pairs(batch: Any) -> Any:
+    """Return pairs as [chosen; rejected] again.
+
+    >>> rows_of_pairs(pairs_of_rows({"x": torch.arange(6)}))
+    {'x': tensor([0, 1, 2, 3, 4, 5])}
+    """
+    size = size_of(batch)
+    return tree_map(
+        lambda t: t.transpose(0, 1).flatten(0, 1) if isinstance(t, Tensor) and t.shape[:2] == (size, 2) else t,
+        batch,
+    )
 
 
 def losses_of(logits: Tensor, labels: Tensor, *, shifted: bool = False, several: bool = False) -> Tensor:

@@ -34,10 +34,7 @@ except ImportError as error:
     raise ImportError("esam.integrations.lightning needs lightning: pip install torch-esam[lightning]") from error
 
 from esam.optim import SharpnessAware as Optimizer
-from esam.optim import take
-from esam.optim.taking import size_of
 
-from .looks import FirstLook
 from .quiet import quiet, replaced
 
 
@@ -104,16 +101,15 @@ class _PassesClosure(Closure):
     ) -> None:
         self._trainer, self._module, self._optimizer = trainer, module, optimizer
         self._batch, *self._rest = kwargs.values()
-        self._look = FirstLook()
         self._outputs: list[Any] = []
 
     def closure(self, *args: Any, **kwargs: Any) -> ClosureResult:
         """Take the micro-batch's passes; the gradient is final after the last of the window."""
         trainer, optimizer = self._trainer, self._optimizer
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        losses = optimizer.accumulate(self._run, scaler, batch_size=size_of(self._batch))
+        losses = optimizer.accumulate(self._run, self._batch, scaler=scaler)
         if not trainer.fit_loop._should_accumulate():
-            optimizer.gradient(scaler)
+            optimizer.gradient()
             call._call_callback_hooks(trainer, "on_after_backward")
             call._call_lightning_module_hook(trainer, "on_after_backward")
         output = self._outputs[-1]
@@ -121,22 +117,22 @@ class _PassesClosure(Closure):
         loss = _loss_of(output).detach() if len(self._outputs) == 1 else losses.mean()
         return ClosureResult(loss / trainer.accumulate_grad_batches, extra=extra)
 
-    def _run(self, keep: slice | Tensor) -> Tensor:
-        """Run the samples at ``keep`` as the trainer would."""
-        if not self._look.at(keep):
+    def _run(self, batch: Any) -> Tensor:
+        """Run a batch, or some samples of it, as the trainer would."""
+        ranks = self._optimizer.needs_losses
+        if not self._optimizer.first_pass:
             with quiet(self._module):
-                if self._optimizer.reads_losses:
-                    return self._redirected("sample_losses", self._batch, keep)
-                return _loss_of(self._training_step(keep))
+                if ranks:
+                    return self._redirected("sample_losses", batch, slice(None))
+                return _loss_of(self._training_step(batch))
         recorded: list[Tensor] = []
-        recording = _recording(self._module, recorded) if self._optimizer.reads_losses else nullcontext()
-        with recording:
-            output = self._training_step(keep)
+        with _recording(self._module, recorded) if ranks else nullcontext():
+            output = self._training_step(batch)
         self._outputs.append(output)
-        return _checked_losses(recorded, _loss_of(output)) if self._optimizer.reads_losses else _loss_of(output)
+        return _checked_losses(recorded, _loss_of(output)) if ranks else _loss_of(output)
 
-    def _training_step(self, keep: slice | Tensor) -> Any:
-        return call._call_strategy_hook(self._trainer, "training_step", take(self._batch, keep), *self._rest)
+    def _training_step(self, batch: Any) -> Any:
+        return call._call_strategy_hook(self._trainer, "training_step", batch, *self._rest)
 
     def _redirected(self, method: str, *arguments: Any) -> Tensor:
         """Call a method of the module as the strategy calls ``training_step``."""
@@ -153,7 +149,7 @@ def _checked_optimizer(trainer: Trainer, module: LightningModule) -> Optimizer:
     if not module.automatic_optimization:
         raise ValueError(
             "SharpnessAware() is for automatic optimization; under manual optimization leave it out and call "
-            "self.optimizers(use_pl_optimizer=False).step(closure), or its phases accumulate, gradient, step"
+            "self.optimizers(use_pl_optimizer=False).step(loss_of, x, y), or its phases accumulate, gradient, step"
         )
     kinds = [type(optimizer).__name__ for optimizer in trainer.optimizers]
     optimizer = trainer.optimizers[0] if len(trainer.optimizers) == 1 else None
@@ -172,7 +168,7 @@ def _checked_optimizer(trainer: Trainer, module: LightningModule) -> Optimizer:
             f"{type(module).__name__} overrides backward, which the passes of a sharpness-aware step do not call; move "
             "what it does into training_step or on_after_backward"
         )
-    if optimizer.reads_losses and not callable(getattr(module, "sample_losses", None)):
+    if optimizer.needs_losses and not callable(getattr(module, "sample_losses", None)):
         raise ValueError(
             f"{type(optimizer).__name__} ranks samples: {type(module).__name__} needs sample_losses(batch, keep), one "
             'loss for each sample at keep; or choose a method that ranks none: SAM, or ESAM(..., ranking="random")'

@@ -1,28 +1,36 @@
 """Sharpness-aware optimizers: wrap any torch optimizer and train towards flat minima. Needs torch only."""
 
+from .batch import Batch
 from .checks import GuidanceWarning
-from .methods.base import Base
+from .gradients import Gradients
+from .indexing import take
+from .methods.controls import Base
 from .methods.esam import ESAM
 from .methods.looksam import LookSAM
 from .methods.sam import ASAM, SAM
 from .methods.slicesam import SliceSAM
-from .ranking import Candidates
-from .registry import METHODS, RECOMMENDED, Method
-from .step import SharpnessAware
-from .taking import take
+from .onepass import MSAM
+from .registry import METHODS, RECOMMENDED, Method, method_of
+from .selection import Candidates
+from .step import Plan, SharpnessAware
 
 __all__ = [
     "ASAM",
     "ESAM",
     "METHODS",
+    "MSAM",
     "RECOMMENDED",
     "SAM",
     "Base",
+    "Batch",
     "Candidates",
+    "Gradients",
     "GuidanceWarning",
     "LookSAM",
     "Method",
+    "Plan",
     "SharpnessAware",
     "SliceSAM",
+    "method_of",
     "take",
 ]

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
+import numbers
 import sys
 import warnings
 
 
 def checked_number(name: str, value: object) -> float:
     """Return a finite number >= 0."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
-        remark = " (0 is the base optimizer itself)" if name == "rho" else ""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
+        remark = " (0 is the base optimizer itself)" if name.endswith("rho") else ""
         raise ValueError(f"{name} must be a finite number >= 0{remark}, got {value!r}")
     return float(value)
 
 
 def checked_share(name: str, value: object) -> float:
     """Return a number in (0, 1]."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 < float(value) <= 1:
         raise ValueError(f"{name} must be in (0, 1], got {value!r}")
     return float(value)
 
@@ -31,25 +32,9 @@ def checked_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
 
 def checked_count(name: str, value: object, of: str, *, least: int = 1) -> int:
     """Return a whole number >= ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < least:
         raise ValueError(f"{name} must be a whole number of {of} >= {least}, got {value!r}")
-    return value
-
-
-def refuse_dropped_batches() -> None:
-    """Refuse a closure that Accelerate hands on while it accumulates: it drops those of the batches in between."""
-    state = sys.modules.get("accelerate.state")
-    frame = sys._getframe(1)
-    while state is not None and frame.f_back is not None and frame.f_back.f_back is not None:
-        if frame.f_globals.get("__name__") == "accelerate.optimizer":
-            if (steps := state.GradientState().num_steps) > 1:
-                raise ValueError(
-                    f"Accelerate runs one closure in {steps} and drops the other batches; call "
-                    "esam.integrations.accelerate.backward(accelerator, optimizer, closure) in place of "
-                    "accelerator.backward(loss), and optimizer.step() without a closure"
-                )
-            return
-        frame = frame.f_back
+    return int(value)
 
 
 class GuidanceWarning(UserWarning):

@@ -1,70 +1,116 @@
-"""How do the weights move to theta + eps, and how do they come back?"""
+"""How far, and in which direction, are the weights moved; and how do they come back?"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .ascent import Eps
-from .checks import GuidanceWarning, warn_caller
+from .gradients import Gradients
 
-_LOW_PRECISION = (torch.float16, torch.bfloat16)
+Radii = Mapping[int, float]
+"""The radius of each tensor, by its index; negative where the base maximises: the worst point nearby lies downhill."""
+
+_HALF = (torch.float16, torch.bfloat16)
 
 
-@contextmanager
-def perturbed(
-    weights: Sequence[Tensor], eps: Eps, *, on_move: Callable[[], None] = torch.clear_autocast_cache
-) -> Iterator[list[Tensor]]:
-    """Hold the weights at theta + eps; yield theta; leaving restores theta bit for bit and in place, also on an error.
+def l2_ascent(g: Gradients, radii: Radii) -> Gradients:
+    """Return SAM's eps, ``rho g / ||g||``: the norm is that of all tensors that have a radius.
+
+    A gradient without direction (its norm is zero, inf or NaN) gives eps = 0.
+
+    >>> l2_ascent(Gradients([0], [torch.tensor([3.0, 4.0])]), {0: 0.5}).tensors
+    [tensor([0.3000, 0.4000])]
+    """
+    g = g.only(radii)
+    return along(g, radii, g.norm())
+
+
+def adaptive_ascent(g: Gradients, radii: Radii, weights: Sequence[Tensor], *, eta: float) -> Gradients:
+    """Return ASAM's eps, ``rho T^2 g / ||T g||`` with ``T = |w| + eta``, element by element.
+
+    ``weights`` are those of all the optimizer's tensors.
+    """
+    g = g.only(radii)
+    t = torch._foreach_abs([weights[n] for n in g.index])
+    torch._foreach_add_(t, eta)
+    scaled = torch._foreach_mul(t, g.tensors)
+    norm = g.like(g.index, scaled).norm()
+    return along(g.like(g.index, torch._foreach_mul(scaled, t)), radii, norm)
+
+
+def along(direction: Gradients, radii: Radii, norm: Tensor) -> Gradients:
+    """Return ``rho / norm`` times the direction, tensor by tensor; zero where the norm is zero, inf or NaN."""
+    if not direction.tensors:
+        return direction
+    if any(t.dtype in _HALF for t in direction.tensors):  # rho / norm may exceed what half precision can hold
+        direction = direction.like(direction.index, [t.float() if t.dtype in _HALF else t for t in direction.tensors])
+    inverse = torch.nan_to_num(1 / norm, 0.0, 0.0, 0.0)
+    distinct = {radii[n] for n in direction.index}
+    eps = direction * (inverse * distinct.pop()) if len(distinct) == 1 else direction.times_each(radii) * inverse
+    for e in eps.tensors:  # 0 * inf and 0 * NaN
+        (torch.view_as_real(e) if e.is_complex() else e).nan_to_num_(0.0, 0.0, 0.0)
+    return eps
+
+
+class PassNeeded(BaseException):
+    """Raised inside ``finish`` where the next pass is one that the caller's own loop runs: the weights stay there."""
+
+
+class perturbed:
+    """Hold weights at theta + eps inside a ``with`` block; leaving it restores theta bit for bit, whatever happens.
 
     The tensors and their storage stay the caller's: nothing is swapped, so views, compiled graphs and other optimizers
     keep seeing the same weights. ``on_move`` is called whenever the weights have moved: by default, autocast's cached
     low-precision copies of them are dropped.
 
+    A class, and not a generator: an interrupt can leave a generator suspended, holding theta, which comes back when
+    the exception that kept it is dropped. ``restore`` may be called any number of times, and from anywhere.
+
     >>> weight = torch.tensor([1.0, 2.0])
-    >>> with perturbed([weight], Eps([torch.ones(2)], [0.5])):
+    >>> with perturbed([weight], [torch.tensor([0.5, 0.5])]):
     ...     print(weight)
     tensor([1.5000, 2.5000])
     >>> weight
     tensor([1., 2.])
     """
-    weights = list(weights)
-    if not weights:
-        yield []
-        return
-    with torch.no_grad():
-        # copy, not subtract: adding and removing eps loses bits
-        theta = _clones(weights)
-        try:
-            eps.add_to(weights)
-            del eps
-            on_move()
-            with torch.enable_grad():
-                yield theta
-        finally:
-            torch._foreach_copy_(weights, theta)
-            on_move()
 
+    __slots__ = ("eps", "on_move", "theta", "weights")
 
-def _clones(tensors: list[Tensor]) -> list[Tensor]:
-    if hasattr(torch, "_foreach_clone"):  # not in every supported torch
-        return list(torch._foreach_clone(tensors))
-    return [t.clone() for t in tensors]
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        eps: Sequence[Tensor],
+        *,
+        on_move: Callable[[], None] = torch.clear_autocast_cache,
+    ) -> None:
+        self.weights, self.eps, self.on_move = list(weights), list(eps), on_move
+        self.theta: list[Tensor] | None = None
 
+    def __enter__(self) -> perturbed:
+        if self.weights:
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            # copy, not subtract: adding and removing eps loses bits; known to restore before the first weight moves
+            self.theta = [w.clone() for w in self.weights]
+            torch._foreach_add_(self.weights, self.eps)
+            torch._C._set_grad_enabled(before)
+            self.on_move()
+        self.eps = []  # the second pass needs the memory
+        return self
 
-def warn_of_rounding(theta: Sequence[Tensor], weights: Sequence[Tensor], eps: Eps) -> None:
-    """Warn where low precision swallows most of a perturbation: it rounds away steps below half a unit."""
-    low = [i for i, w in enumerate(weights) if w.dtype in _LOW_PRECISION]
-    if not low:
-        return
-    moved = sum(int(torch.count_nonzero(weights[i] != theta[i])) for i in low)
-    meant = sum(int(torch.count_nonzero(eps.factors[i] * eps.directions[i])) for i in low)
-    if meant and moved < 0.5 * meant:
-        warn_caller(
-            f"the perturbation moves only {moved / meant:.0%} of the weights: {weights[low[0]].dtype} rounds it away, "
-            "so it does little here; keep the weights in float32 and compute in low precision with torch.autocast",
-            GuidanceWarning,
-        )
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        if kind is not PassNeeded:
+            self.restore()
+
+    def restore(self) -> None:
+        """Put theta back, if it is not."""
+        if self.theta is not None:
+            before = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            torch._foreach_copy_(self.weights, self.theta)
+            self.theta = None
+            torch._C._set_grad_enabled(before)
+            self.on_move()

@@ -79,6 +79,30 @@ class LookSAM:
         return g_s
 
 
+class FSAM:
+    """Algorithm 1 of Li et al. (2024): m is a running mean of the gradients, and eps is along g - sigma m."""
+
+    def __init__(self, rho: float, sigma: float, decay: float) -> None:
+        self.rho, self.sigma, self.decay = rho, sigma, decay
+        self.m: list[Tensor] = []
+
+    def __call__(self, losses: Losses, weights: list[Tensor]) -> list[Tensor]:
+        """Return the gradient of one step."""
+        g = gradient(losses, weights)
+        before = self.m or [torch.zeros_like(g_n) for g_n in g]
+        self.m = [self.decay * m_n + (1 - self.decay) * g_n for m_n, g_n in zip(before, g, strict=True)]
+        d = [g_n - self.sigma * m_n for g_n, m_n in zip(g, self.m, strict=True)]
+        return at_perturbed(losses, weights, [self.rho * d_n / norm(d) for d_n in d])
+
+
+def gsam(losses: Losses, weights: list[Tensor], rho: float, alpha: float) -> list[Tensor]:
+    """Algorithm 1 of Zhuang et al. (2022): g_p - alpha times the part of g that is orthogonal to g_p."""
+    g = gradient(losses, weights)
+    g_p = at_perturbed(losses, weights, [rho * g_n / norm(g) for g_n in g])
+    inner = sum(float((a * b).sum()) for a, b in zip(g, g_p, strict=True)) / norm(g_p) ** 2
+    return [p - alpha * (g_n - inner * p) for p, g_n in zip(g_p, g, strict=True)]
+
+
 class ESAM:
     """Algorithm 1 of the ESAM paper, its lines by number; the norm as in ``norm="full"``."""
 

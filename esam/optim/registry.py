@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -12,21 +13,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from .methods.aesam import AESAM
-from .methods.averaged import BaseAverage
-from .methods.base import Base, BasePart
+from .methods.controls import Base, BaseAverage, BasePart
 from .methods.esam import ESAM
-from .methods.follow import FollowingESAM
-from .methods.headsam import HeadSAM
-from .methods.level import LevelSDS
+from .methods.friendly import FSAM
+from .methods.gsam import GSAM
 from .methods.looksam import LookSAM
 from .methods.momentum import MomentumSAM
-from .methods.noise import RandomPerturbation
-from .methods.partsam import PartSAM
-from .methods.saf import SAF
-from .methods.sam import ASAM, SAM
+from .methods.sam import ASAM, SAM, SAMON
 from .methods.slicesam import SliceSAM
-from .methods.sometimes import SometimesSAM
-from .methods.unbiased import UnbiasedSAM
 from .step import SharpnessAware
 
 Settings = Mapping[str, Any]
@@ -34,7 +28,7 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Method:
-    """A row of the registry."""
+    """A row of the registry. Records name a method by its key there, so a class may be renamed."""
 
     title: str
     """What people read; ``{base}`` stands for the base optimizer's own name."""
@@ -47,8 +41,8 @@ class Method:
     """All settings -> what a step costs, counted: a forward pass 1, a backward pass 1 for inputs and 1 for weights."""
     settings: Settings = field(default_factory=dict)
     """What makes the class this method."""
-    kind: Literal["method", "control", "study"] = "method"
-    """A method to train with; a control that gains are measured against; or a step that is there to be compared."""
+    kind: Literal["method", "control"] = "method"
+    """A method to train with, or a control that gains are measured against."""
 
     def __call__(self, base: Optimizer, model: nn.Module, **settings: Any) -> SharpnessAware:
         """Build the optimizer; ``settings`` go before the row's own."""
@@ -74,7 +68,7 @@ class Method:
         are kept) is left out.
         """
         whole = {**_keywords(self.build), **self.settings, **(given or {})}
-        return {name: value for name, value in whole.items() if name not in self.build.idle(whole)}
+        return {name: value for name, value in whole.items() if name not in self.build.ineffective(whole)}
 
     def units(self, given: Settings | None = None) -> float:
         """Return what a step costs with these settings: the base optimizer 3, SAM 6.
@@ -85,10 +79,41 @@ class Method:
         return self.cost({**_keywords(self.build), **self.settings, **(given or {})})
 
 
+def method_of(name: str) -> Method:
+    """Return the row of that key, or one made from a class: ``package.module:Class``.
+
+    The class may bring ``title``, ``summary``, ``colour`` and ``cost``, a function of its settings.
+
+    >>> method_of("esam.optim.methods.sam:SAM").named("SGD")
+    'SAM'
+    """
+    if name in METHODS:
+        return METHODS[name]
+    module, colon, attribute = name.partition(":")
+    if not colon:
+        raise ValueError(
+            f"there is no method {name!r}; there are {', '.join(METHODS)}, or a class as package.module:Class"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{name}: {error}; write package.module:Class, importable from the current folder") from error
+    if not (isinstance(found, type) and issubclass(found, SharpnessAware)):
+        raise ValueError(f"{name} is not a subclass of esam.SharpnessAware")
+    summary = (inspect.getdoc(found) or found.__name__).split("\n")[0]
+    return Method(
+        str(getattr(found, "title", found.__name__)),
+        str(getattr(found, "summary", summary)),
+        found,
+        getattr(found, "colour", None),
+        getattr(found, "cost", lambda _: 6.0),
+    )
+
+
 def _keywords(build: type[SharpnessAware]) -> dict[str, Any]:
-    """Return a class's settings with their defaults; the seed is a run's, not a method's."""
+    """Return a class's settings with their defaults; seed and loss are a run's, not a method's."""
     parameters = inspect.signature(build).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "seed"}
+    return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("seed", "loss")}
 
 
 def _plain_type(hint: Any) -> type:
@@ -103,22 +128,8 @@ def _esam_cost(settings: Settings) -> float:
     return float(1 + backward + ranking + 3 * settings["gamma"])
 
 
-def _slice_cost(settings: Settings) -> float:
-    runs = 1 if settings["ranking"] == "random" or settings["share"] == 1 else 2  # a ranked slice runs at theta again
-    return float(3 + 3 * runs * settings["share"] / settings["k"])
-
-
-def _part_cost(settings: Settings) -> float:
-    first = 3 if settings["tensors"] == "all" else 2  # norm layers have next to no weights
-    return float(first * settings["share"] + 3 * (settings["share"] if settings["descent"] == "part" else 1))
-
-
-def _sometimes_cost(settings: Settings) -> float:
-    return float(3 + 3 * settings["share"])
-
-
-RECOMMENDED = "slicesam"
-"""The method that we recommend: best on the map of ``esam frontier``, at little more than SGD's price."""
+RECOMMENDED = "sam"
+"""The method to begin with: others have reproduced its gains, and no cheaper one has shown here that it keeps them."""
 
 METHODS: dict[str, Method] = {
     "base": Method("{base}", "The base optimizer alone.", Base, "#66707d", lambda _: 3.0, kind="control"),
@@ -140,6 +151,7 @@ METHODS: dict[str, Method] = {
     ),
     "sam": Method("SAM", "The gradient at theta + rho g / ‖g‖.", SAM, "#d17a12", lambda _: 6.0),
     "asam": Method("ASAM", "A neighbourhood that scales with the weights.", ASAM, "#b0329c", lambda _: 6.0),
+    "sam-on": Method("SAM-ON", "SAM in the norm layers alone.", SAMON, None, lambda _: 5.0),
     "looksam": Method(
         "LookSAM",
         "SAM every k-th step; in between, what it taught is added.",
@@ -162,118 +174,15 @@ METHODS: dict[str, Method] = {
         _esam_cost,
         {"ranking": "random", "mask": "suffix"},
     ),
-    "esam-follow": Method(
-        "ESAM, gamma following",
-        "ESAM that keeps more of each batch as long as the loss is high.",
-        FollowingESAM,
-        None,
-        _esam_cost,
-        kind="study",
-    ),
-    "sds-level": Method(
-        "SDS, steps of the batch's length",
-        "ESAM-SDS whose gradient is as long as the whole batch's.",
-        LevelSDS,
-        None,
-        lambda settings: _esam_cost({**settings, "beta": 1.0, "mask": "independent"}),
-        kind="study",
-    ),
     "slicesam": Method(
         "SliceSAM",
         "The batch's gradient, with SAM's correction from an eighth of the batch.",
         SliceSAM,
         "#7e2afc",
-        _slice_cost,
+        lambda settings: 3 + 3 * (settings["overhead"] or settings["share"]),
     ),
-    "sam-ascent-part": Method(
-        "SAM, ascent on a part",
-        "eps from a quarter of the batch; all of it descends.",
-        PartSAM,
-        None,
-        _part_cost,
-        kind="study",
-    ),
-    "sam-descent-part": Method(
-        "SAM, descent on a part",
-        "eps from the whole batch; a random half of it descends.",
-        ESAM,
-        None,
-        _esam_cost,
-        {"beta": 1.0, "ranking": "random"},
-        kind="study",
-    ),
-    "sam-half": Method(
-        "SAM on a half",
-        "Both passes on one random half of the batch.",
-        PartSAM,
-        None,
-        _part_cost,
-        {"share": 0.5, "descent": "part"},
-        kind="study",
-    ),
-    "sam-on": Method(
-        "SAM-ON",
-        "SAM in the norm layers alone.",
-        PartSAM,
-        None,
-        _part_cost,
-        {"share": 1.0, "tensors": "norm", "rho": 0.5},
-    ),
-    "sam-late": Method(
-        "SAM, late", "SAM in the last quarter of training.", SometimesSAM, None, _sometimes_cost, kind="study"
-    ),
-    "sam-early": Method(
-        "SAM, early",
-        "SAM in the first quarter of training.",
-        SometimesSAM,
-        None,
-        _sometimes_cost,
-        {"when": "early"},
-        kind="study",
-    ),
-    "sam-every": Method(
-        "SAM, every fourth",
-        "SAM in every fourth step.",
-        SometimesSAM,
-        None,
-        _sometimes_cost,
-        {"when": "every"},
-        kind="study",
-    ),
+    "fsam": Method("F-SAM", "SAM with eps along the batch's own noise.", FSAM, None, lambda _: 6.0),
+    "gsam": Method("GSAM", "SAM that also closes the gap to the loss itself.", GSAM, None, lambda _: 6.0),
     "ae-sam": Method("AE-SAM", "SAM where the gradient norm is high for its time.", AESAM, None, lambda _: 4.5),
-    "sam-unbiased": Method(
-        "SAM, unbiased part",
-        "The second pass on a part, drawn by the loss and weighted back.",
-        UnbiasedSAM,
-        None,
-        lambda settings: 3 + 3 * settings["gamma"],
-        kind="study",
-    ),
     "msam": Method("Momentum-SAM", "One pass, at a point against the momentum.", MomentumSAM, None, lambda _: 3.0),
-    "msam-along": Method(
-        "Momentum-SAM, along",
-        "One pass, at a point along the momentum.",
-        MomentumSAM,
-        None,
-        lambda _: 3.0,
-        {"direction": "along", "rho": 0.1},
-        kind="study",
-    ),
-    "rwp": Method(
-        "Random perturbation",
-        "One pass, at a random point nearby.",
-        RandomPerturbation,
-        None,
-        lambda _: 3.0,
-        kind="study",
-    ),
-    "head-sam": Method(
-        "Head-SAM",
-        "SAM in the last layer, sample by sample, in closed form.",
-        HeadSAM,
-        None,
-        lambda _: 3.0,
-        kind="study",
-    ),
-    "saf": Method("SAF", "Outputs stay near those of three epochs ago.", SAF, None, lambda _: 3.0),
 }

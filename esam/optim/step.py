@@ -1,549 +1,744 @@
-"""How does one sharpness-aware step flow? Here, once, in three phases; a method only chooses the parts."""
+"""How does one sharpness-aware step flow? Here, once, in three phases; a method says what to do in between."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
-from .ascent import Eps, l2_ascent
-from .batch import UNCOUNTED, Closure, Piece, checked_closures, checked_sizes, mean_of, split_by_piece, without_graph
-from .buffers import Buffers, has_batch_statistics, kept_buffers
-from .checks import checked_count, checked_number, refuse_dropped_batches, warn_caller
-from .combine import added
-from .graph import graph_of
-from .guidance import FirstSteps, Unwatched
-from .parallel import Gradients, refusing_hidden_replicas
-from .perturb import perturbed
-from .ranking import Candidates, HeadWatch, Weighted
-from .underway import Group, Kept, Role, Step, Targets
-from .wrapper import Wrapper
+from .batch import (
+    UNCOUNTED,
+    Batch,
+    Closure,
+    LossKind,
+    Pass,
+    Piece,
+    handed_over,
+    joined_pieces,
+    random_state,
+    reduced,
+    set_random_state,
+)
+from .buffers import SavedBuffers, has_batch_statistics
+from .checks import checked_choice, checked_count, checked_number
+from .closures import Bindings, refuse_dropped_batches
+from .distributed import backward_into, refusing_hidden_replicas
+from .gradients import Gradients
+from .indexing import Dims
+from .monitor import FirstSteps, Monitor
+from .optimizer import PERTURB_KEY, RHO_KEY, Wrapper
+from .perturb import PassNeeded, Radii, perturbed
+from .selection import HeadRecorder, drawn_subset
+
+Loss = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a step needs."""
+
+    tensors: Radii | None = None
+    """The tensors to differentiate and to perturb, each with its radius; None: all, with their groups' radii."""
+    subset: float | None = None
+    """Share of each batch that runs separately, before the rest: its gradient is ``batch.subset.first``."""
+    rest: bool = True
+    """Whether the samples outside the subset run at theta."""
+    plain: bool = False
+    """The step is the base's own, and ``finish`` only adds to its gradient, ``batch.gradient``."""
+    head: bool = False
+    """Whether a ranking reads what the last linear layer saw."""
+    at: Gradients | None = None
+    """An eps that needs no gradient: the only pass runs at theta + eps, and ``finish`` is not called."""
+
+
+class Step:
+    """A step that is running, and what an error takes back."""
+
+    def __init__(self, flow: SharpnessAware, scaler: GradScaler | None, backward: Callable[[Tensor], Any] | None):
+        self.parameters = flow._parameters()
+        self.accelerators = flow.accelerators()
+        self.random = random_state(self.accelerators)
+        self.generator = flow.generator.get_state()
+        self.memory = [getattr(flow, name) for name in flow.remembered]
+        self.scaler, self._backward = scaler, backward
+        device = self.parameters[0].device if self.parameters else torch.device("cpu")
+        self.scale: Tensor | None = None if scaler is None else scaler.scale(torch.ones((), device=device))
+        self.finite: Tensor | None = None
+        """With a scaler: 1, or NaN where the first gradient overflowed, so that the step is skipped on every rank."""
+        self.plan: Plan | None = None
+        self.radii: Radii = {}
+        self.wanted: list[int] = []
+        """The tensors that the first pass differentiates, by index."""
+        self.batch: Batch | None = None
+        self.plain: Batch | None = None
+        """Micro-batches that are not perturbed (``perturb=False``)."""
+        self.unit, self.samples = 0, 0
+        """Samples of the first and of all pieces or groups that ``.grad`` holds; it is in units of the first's size."""
+        self.losses: list[tuple[Tensor, int]] = []
+        self.seen, self.taken = 0, 0
+        """Samples of the micro-batches so far, and of those in the subset."""
+        self.sparse: set[int] = set()
+        self.added: tuple[Tensor, Tensor] | None = None
+        """A parameter and the gradient that was put there before the last pass."""
+        self.shared = not flow.ranks.replicated
+        """Whether ``.grad`` is the same on every rank."""
+        self.moved: perturbed | None = None
+        self.running: Pass | None = None
+        self.bindings: list[Bindings] = []
+        self.in_turns = False
+        self.ready = False
+        """Whether ``.grad`` is final."""
+        self._samples: torch.Generator | None = None
+
+    def sample_generator(self, flow: SharpnessAware) -> torch.Generator:
+        """Return what draws samples, on each rank its own; masks come from the optimizer's, alike on every rank."""
+        if self._samples is None:
+            # the state of the optimizer's generator moves by one draw, whatever is drawn from this one
+            self._samples = torch.Generator().manual_seed(_drawn_seed(flow.generator) + flow.ranks.rank)
+        return self._samples
+
+    def samples_state(self) -> Tensor | None:
+        """Return where that generator is; None: it has not been drawn."""
+        return None if self._samples is None else self._samples.get_state()
+
+    def set_samples_state(self, state: Tensor | None) -> None:
+        """Go back to where it was."""
+        if self._samples is not None and state is not None:
+            self._samples.set_state(state)
+        elif state is None:
+            self._samples = None
+
+    def gradients(self, loss: Tensor, inputs: Sequence[Any], flow: SharpnessAware) -> list[Tensor | None]:
+        """Return the gradients of a first pass; ``.grad`` is not touched."""
+        loss = loss if self.scaler is None else self.scaler.scale(loss)
+        if self._backward is None:
+            return flow.ranks.gradients(loss, inputs)
+        backward = self._backward
+        return backward_into(lambda: backward(loss), self.parameters, inputs)
+
+    def backward(self, loss: Tensor, factor: float | Tensor) -> None:
+        """Add ``factor`` times the gradient to ``.grad``."""
+        if isinstance(factor, Tensor) or factor != 1:
+            loss = loss * factor
+        loss = loss if self.scaler is None else self.scaler.scale(loss)
+        if self._backward is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            self._backward(loss)
+
+    def mean_loss(self, kind: LossKind) -> Tensor:
+        """Return the loss of all samples at theta: their mean, or their sum."""
+        if len(self.losses) == 1:
+            return self.losses[0][0]
+        if kind == "sum":
+            return torch.stack([loss for loss, _ in self.losses]).sum()
+        total = sum(count for _, count in self.losses)
+        return torch.stack([loss * (count / total) for loss, count in self.losses]).sum()
 
 
 class SharpnessAware(Wrapper):
     """Step by the gradient at theta + eps, with any torch optimizer as the base.
 
-    A method overrides some of the parts below and, if it remembers something from step to step, ``memory`` and
-    ``load_memory``; never a phase.
+    A method overrides ``plan`` and ``finish``, names what it ``remembered``, and never overrides a phase.
 
     Args:
         base: Any torch optimizer; it makes the step.
         model: The module that ``base`` trains; its buffers (BatchNorm statistics, ...) move in the first pass only.
-        rho: Radius of the neighbourhood; 0 is the base optimizer itself.
-        m: Perturb each group of m samples of the batch by its own eps (m-sharpness); None: one eps for the batch.
+        rho: Radius of the neighbourhood; 0 is the base optimizer itself. A group's own goes under ``sam_rho``.
+        m: Perturb each group of m samples of a micro-batch by its own eps (m-sharpness); None: one eps for the batch.
         perturbation: Under DistributedDataParallel, "rank": each rank perturbs by its own gradient; "global": all by
             the mean of theirs, for one more exchange of gradients.
+        loss: How the loss adds up over samples: "mean" (or one loss a sample); "sum"; or "whole": it is never cut,
+            because it depends on the batch as a whole (contrastive losses, graphs, pairs).
         seed: Seed of the optimizer's own generator; None: torch's initial seed.
     """
 
-    whole_gradient = False
-    """Whether the method wants the first gradient of every trainable tensor, not only of the drawn ones."""
-    reads_losses = False
-    """Whether ``select`` looks at single losses: a closure must then return one a sample."""
-    reads_head = False
-    """Whether ``select`` looks at what the last linear layer saw."""
-    draws_samples = False
-    """Whether ``part`` or ``select`` draws random numbers."""
-    parted: Literal["no", "drawn", "ranked"] = "no"
-    """Whether a part S of each batch runs apart in the first pass, and how it is chosen: its gradient gives eps."""
-    first_on: Literal["batch", "part"] = "batch"
-    """Where there is a part: what runs at theta."""
-    second_on: Literal["batch", "part"] = "part"
-    """Where there is a part: what runs at theta + eps."""
-    blind = False
-    """Whether eps needs no gradient: one pass, at theta + eps, is then the whole step."""
-    second_weight = 1.0
-    """Factor on the second gradient."""
+    needs_losses = False
+    """Whether ``finish`` reads single losses: the loss function must then return one a sample."""
 
     def __init__(
         self,
         base: Optimizer,
         model: nn.Module,
         *,
-        rho: float,
+        rho: float | None,
         m: int | None = None,
         perturbation: Literal["rank", "global"] = "rank",
+        loss: LossKind = "mean",
         seed: int | None = None,
     ) -> None:
         self.m = None if m is None else checked_count("m", m, "samples")
+        self.loss: LossKind = checked_choice("loss", loss, ("mean", "sum", "whole"))  # type: ignore[assignment]
+        if loss == "whole" and (m is not None or self.needs_losses):
+            raise ValueError(
+                f'loss="whole" is never cut, and {type(self).__name__} runs parts of a batch here; leave m out, keep '
+                "all samples (gamma=1), or choose SAM"
+            )
         super().__init__(base, model, rho=rho, perturbation=perturbation, seed=seed)
-        self._step: Step | None = None
-        self._size_warned = False
-        self.watch: Unwatched = FirstSteps(self)
+        self.monitor: Monitor = FirstSteps(self)
+        self.first_pass = False
+        """Whether samples run for the first time now: the pass to log, to count, and to carry state from."""
+        self._before, self._between = SavedBuffers(), SavedBuffers()
+        self._saved_between = False
+        self.finishing = False
+        """Whether ``finish`` is running: the buffers are put back when it has returned."""
+        self._parts_tested = False
+        self._initial = {name: getattr(self, name) for name in self.remembered if hasattr(self, name)}
 
-    @staticmethod
-    def idle(settings: Mapping[str, Any]) -> set[str]:
-        """Return the settings that have no effect beside the others."""
-        return set()
+    # What a method says ---------------------------------------------------------------------------------------------
 
-    # The parts ------------------------------------------------------------------------------------------------------
+    def plan(self) -> Plan | None:
+        """Return what this step needs; None: it is the base's own."""
+        return Plan()
 
-    def perturbs_now(self) -> bool:
-        """Tell whether this step perturbs; if not, it is the base's own step with ``combine`` on top."""
-        return True
-
-    def waits(self) -> int:
-        """Return how many steps are planned before the first that perturbs."""
-        return 0
-
-    def mask(self, targets: Targets) -> Targets:
-        """Return the tensors to perturb in this step, each with its radius."""
-        return targets
-
-    def part(self, size: int, generator: torch.Generator) -> Tensor:
-        """Return the indices of the part S of a batch of that size, drawn before it runs."""
+    def finish(self, batch: Batch) -> None:
+        """Put the gradient together that the base steps by, by ``batch.add`` and ``batch.backward``."""
         raise NotImplementedError
-
-    def ranked_part(self, batch: Candidates) -> Tensor:
-        """Return the indices of S by what the whole batch showed at theta; S then runs there once more."""
-        raise NotImplementedError
-
-    def blind_eps(self, targets: Targets) -> tuple[list[Tensor], Eps]:
-        """Return weights and a perturbation of them that no gradient of this step is needed for."""
-        raise NotImplementedError
-
-    def worth(self, norm: float) -> bool:
-        """Tell, by the norm of the first gradient, whether the second pass is worth its price; else the first steps."""
-        return True
-
-    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
-        """Return eps for the drawn tensors that have a gradient: by default SAM's, ``rho g / ||g||``."""
-        return l2_ascent(gradients, drawn.rho, self.parallel.norm(gradients))
-
-    def select(self, batch: Candidates) -> Tensor | Weighted | None:
-        """Return the indices of the samples that take the second pass, perhaps with weights; None for all of them."""
-        raise NotImplementedError
-
-    def remainder(self, batch: Gradients, part: Gradients) -> Gradients:
-        """Return what the second gradient is added to, out of the first gradients of the batch and of its part."""
-        return {}
-
-    def combine(self, first: Gradients | None, scale: float) -> None:
-        """Change ``.grad``, which is ``scale`` times the gradient; ``first`` as at theta; None: not perturbed."""
-
-    def around_passes(self) -> AbstractContextManager[Any]:
-        """Return what is in force while a batch runs at theta: hooks on the model."""
-        return nullcontext()
-
-    def after_step(self, loss: Tensor) -> None:
-        """Learn that the base has stepped; ``loss`` is the mean at theta, NaN where no closure ran."""
 
     def evaluation_weights(self) -> AbstractContextManager[Any]:
         """Hold the model, inside this block, at the weights to evaluate and to keep: by default those it has."""
         return nullcontext()
 
+    @staticmethod
+    def ineffective(settings: Mapping[str, Any]) -> set[str]:
+        """Return the settings that have no effect beside the others."""
+        return set()
+
+    # What a method may use ------------------------------------------------------------------------------------------
+
+    @final
+    def at(self, eps: Gradients) -> perturbed:
+        """Hold the weights at theta + eps inside a ``with`` block; leaving it restores theta bit for bit."""
+        step: Step = self._step
+        weights = self.ranks.local([step.parameters[n] for n in eps.index])
+        self.monitor.saw_eps(weights, eps)
+        step.moved = perturbed(weights, eps.tensors, on_move=self.ranks.invalidate_caches)
+        return step.moved
+
+    @final
+    def parameters(self) -> list[Tensor]:
+        """Return all tensors of the optimizer; an index counts them."""
+        return self._parameters()
+
+    @final
+    def weights(self) -> list[Tensor]:
+        """Return the same, or the parts of them that lie on this rank."""
+        return self.ranks.local(self._parameters())
+
+    @final
+    def radii(self) -> Radii:
+        """Return the radius of each trainable tensor that has one, by its index."""
+        radii: dict[int, float] = {}
+        start = 0
+        for group in self.param_groups:
+            rho = checked_number(RHO_KEY, group.get(RHO_KEY, self.rho or 0.0)) if group.get(PERTURB_KEY, True) else 0.0
+            if rho > 0:
+                rho = -rho if group.get("maximize") else rho
+                radii.update((start + n, rho) for n, p in enumerate(group["params"]) if p.requires_grad)
+            start += len(group["params"])
+        return radii
+
     # The phases -----------------------------------------------------------------------------------------------------
 
     @final
     def accumulate(
-        self, closure: Closure, scaler: GradScaler | None = None, *, batch_size: int | None = None
-    ) -> Tensor:
-        """Take the first pass of one micro-batch and return its losses at theta, detached.
+        self,
+        loss_of: Loss | Closure,
+        *batch: Any,
+        scaler: GradScaler | None = None,
+        batch_size: int | None = None,
+        dim: Dims = 0,
+        perturb: bool = True,
+    ) -> Any:
+        """Take the first pass of one micro-batch; return its losses at theta, detached, and what else it returned.
 
         Args:
-            closure: Called with ``slice(None)`` or a tensor of indices; returns the loss of each of those samples, or,
-                where no ranking reads single losses, their mean; graph attached.
+            loss_of: Called with the batch, or with some samples of it; returns one loss a sample, or their mean (or
+                as ``loss=`` says), graph attached; or a tuple of that and anything else, such as the outputs.
+            batch: Its arguments: tensors, or dicts, tuples and objects that hold some. Without any, ``loss_of`` is a
+                closure of the samples to keep: it is called with ``slice(None)`` or with indices on the CPU, and reads
+                the batch itself.
             scaler: A ``GradScaler`` for fp16.
-            batch_size: How many samples the micro-batch has. Read with ``m``, by methods that run a part of the batch,
-                and where the closure returns a mean; left out where it is needed, a forward pass finds it out.
+            batch_size: How many samples a closure's batch has: for methods that run parts of it, and where the
+                micro-batches differ in size and the closure returns a mean.
+            dim: The dimension of the samples; or one for each argument, None for one that is handed on whole.
+            perturb: False: this loss is not perturbed; its gradient at theta is added to the others'.
         """
-        (closure,), (size,) = checked_closures(closure), checked_sizes(batch_size, 1)
-        return self._accumulate(closure, size, _enabled(scaler), last=False)
+        mode = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # all but the passes
+            piece = handed_over(loss_of, batch, dim, batch_size)
+            done = self._accumulate(piece, scaler, last=False, perturb=perturb)
+            if not batch and self._step.plan is not None:
+                self._step.bindings.append(Bindings(loss_of))
+            losses, outputs = joined_pieces(done, dim)
+            return losses if outputs is None else (losses, *outputs)
+        except BaseException:
+            self._undo()
+            raise
+        finally:
+            torch._C._set_grad_enabled(mode)
 
     @final
-    def gradient(self, scaler: GradScaler | None = None) -> Tensor:
+    def gradient(self) -> Tensor:
         """Perturb, take the second passes, and return the mean loss at theta; ``.grad`` is final, but still scaled.
 
-        Clip it, unscale it, and call ``step()`` without a closure.
+        Clip it, unscale it, and call ``step()`` without arguments.
         """
-        step = self._step
+        step: Step | None = self._step
         if step is None or step.ready:
-            raise ValueError("gradient() has nothing to work on; call accumulate(closure) for each micro-batch first")
-        with self._phase():
-            first, scaler = None, _enabled(scaler)
-            if step.perturbs:
-                self._close(step, scaler, last=True)
-                if self._reads_first and step.perturbs:
-                    first = self.parallel.mean(step.first, step.parameters)
-            elif not step.synchronised:
-                self._finish_plain(step)
-            with torch.no_grad():
-                self.combine(first, 1.0 if scaler is None else scaler.get_scale())
-            self.parallel.share_buffers()
-            step.ready = True
-        return step.mean_loss()
+            raise ValueError("gradient() has nothing to work on; call accumulate(loss_of, x, y) for each micro-batch")
+        mode = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # all but the passes
+            for bindings in step.bindings:
+                bindings.refuse_changes()
+            for run in self._finishing(step, last=True):
+                run()
+            self._conclude(step)
+            return step.mean_loss(self.loss)
+        except BaseException:
+            self._undo()
+            raise
+        finally:
+            torch._C._set_grad_enabled(mode)
 
     @final
-    def step(  # type: ignore[override]
+    def step(
         self,
-        closure: Closure | Sequence[Closure] | None = None,
-        *,
+        closure: Loss | Closure | Sequence[Closure] | None = None,
+        *batch: Any,
         scaler: GradScaler | None = None,
         batch_size: int | Sequence[int] | None = None,
-    ) -> Tensor | None:
-        """Take one step and return the mean loss at theta, detached; without a closure, by what ``gradient()`` left.
+        dim: Dims = 0,
+    ) -> Any:
+        """Take one step; return the mean loss at theta, detached, and what else the function returned there.
+
+        Without arguments, it steps by what ``gradient()`` or ``passes`` left.
 
         Args:
-            closure: As for ``accumulate``; a list of closures stands for the micro-batches of one batch.
+            closure: The loss function, as for ``accumulate``; trainers pass it by this name. A list of closures stands
+                for the micro-batches of one batch.
+            batch, dim: As for ``accumulate``.
             scaler: A ``GradScaler`` for fp16: an overflow in either pass skips the step. Call ``scaler.update()`` after
                 it, as in any fp16 loop.
             batch_size: As for ``accumulate``; one number a closure.
 
         There is no need to zero ``.grad`` before; after it, ``.grad`` holds the gradient that the base used.
         """
-        loss: Tensor | None = None
-        closures: list[Closure] = []
-        sizes: list[int | None] = []
-        scaler = _enabled(scaler)
-        if closure is not None:
-            closures = checked_closures(closure)
-            sizes = checked_sizes(batch_size, len(closures))
-            refuse_dropped_batches()
-            self._step = None
-        # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
-        elif (self._step is None or not self._step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
-            raise ValueError(
-                "step() without a closure takes the gradient that gradient() left, and there is none; call "
-                "accumulate(closure) and gradient() first, or pass step a closure"
-            )
-        with self._undone_on_error():
-            for number, (one, size) in enumerate(zip(closures, sizes, strict=True), start=1):
-                self._accumulate(one, size, scaler, last=self.parallel.replicated and number == len(closures))
-            if closures:
-                loss = self.gradient(scaler)
-            self._move(scaler)
-        return loss
+        if closure is None:
+            return self._step_by_gradient()
+        refuse_dropped_batches()
+        self._forget()
+        mode = torch.is_grad_enabled()
+        try:
+            torch._C._set_grad_enabled(False)  # all but the passes
+            pieces = self._micro_batches(closure, batch, batch_size, dim)
+            for number, piece in enumerate(pieces, start=1):
+                done = self._accumulate(piece, scaler, last=number == len(pieces))
+            step: Step = self._step
+            for run in self._finishing(step, last=True):
+                run()
+            self._conclude(step)
+            loss = step.mean_loss(self.loss)
+            if step.scaler is None:
+                self._move()
+            else:
+                step.scaler.unscale_(self)  # before the base's hooks, which clip
+                step.scaler.step(self)  # which calls step() without arguments, or skips it
+                self._forget()
+        except BaseException:
+            self._undo()
+            raise
+        finally:
+            torch._C._set_grad_enabled(mode)
+        if len(pieces) > 1 or not done or done[0].outputs is None:
+            return loss
+        return (loss, *joined_pieces(done, dim)[1])
 
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in hooks, and they are the base's
 
-    # The flow -------------------------------------------------------------------------------------------------------
+    @final
+    def passes(self, *batch: Any, backward: Callable[[Tensor], Any] | None = None, dim: Dims = 0) -> Iterator[Any]:
+        """Yield the batch, or parts of it, once for each pass of a step; the loop's body is the loss function.
 
-    def _move(self, scaler: GradScaler | None) -> None:
-        """Let the base step. Once it begins, the step counts: an error then takes nothing back."""
+        ```python
+        for x, y in optimizer.passes(x, y):
+            loss = F.cross_entropy(model(x), y)
+            optimizer.backward(loss)
+        optimizer.step()
+        ```
 
-        began = False
-        loss = torch.tensor(math.nan) if self._step is None else self._step.mean_loss()
+        Weights are theta + eps in some turns, and theta after the loop, also where its body raises. ``first_pass`` is
+        True in the turns to log.
 
-        def begin(*_: Any) -> None:
-            nonlocal began
-            self._step, began = None, True
-
-        handle = self.base.register_step_pre_hook(begin)  # the last of them
+        Args:
+            batch, dim: As for ``accumulate``.
+            backward: Called with the loss in place of ``loss.backward()``, by trainers that own it.
+        """
+        mode = torch.is_grad_enabled()
         try:
-            if scaler is None:
-                self.base.step()
-            else:
-                scaler.unscale_(self.base)  # before the base's hooks, which clip
-                scaler.step(self.base)
-        finally:
-            handle.remove()
-            if began:
-                self.after_step(loss)
-                self.watch.stepped()
-        self._step = None
-
-    @contextmanager
-    def _phase(self) -> Iterator[None]:
-        """Compute gradients inside this block; an error takes the whole step back."""
-        self.parallel.moved()  # for all we know
-        with self._undone_on_error(), torch.enable_grad():
-            yield
-
-    @contextmanager
-    def _undone_on_error(self) -> Iterator[None]:
-        try:
-            yield
+            torch._C._set_grad_enabled(False)  # all but the passes
+            self._forget()
+            piece = handed_over(_body_of_the_loop, batch, dim, None)
+            step = self._begin(None, backward)
+            step.in_turns = True
+            for runs in (self._first_passes(step, piece, last=False), self._finishing(step, last=True)):
+                for run in runs:
+                    run.enter()
+                    arguments = run.piece.arguments(run.keep)
+                    yield arguments if len(arguments) != 1 else arguments[0]
+                    if step.running is not None:
+                        raise ValueError("the loop's body must end with optimizer.backward(loss)")
+                    run.leave()
+            self._conclude(step)
         except BaseException:
-            step, self._step = self._step, None
-            if step is not None:
-                for p in step.parameters:
-                    p.grad = None
-                step.buffers.put_back()
-                self.generator.set_state(step.generator)
-                self.load_memory(step.memory)
-            self.parallel.broken_off()
+            self._undo()
+            raise
+        finally:
+            torch._C._set_grad_enabled(mode)
+
+    @final
+    def backward(self, loss: Tensor) -> None:
+        """Differentiate the loss of one turn of ``passes``."""
+        run: Pass | None = None if self._step is None else self._step.running
+        if run is None or not self._step.in_turns:
+            raise ValueError("backward(loss) belongs into a loop over optimizer.passes(x, y), once a turn")
+        try:
+            run.take(loss)
+            self._step.running = None
+        except BaseException:
+            self._undo()
             raise
 
-    def _begin(self) -> Step:
-        self._step = None  # one that nobody stepped by is over: an error from here on does not take it back
-        parameters = self._parameters()
-        for p in parameters:
+    # The flow -------------------------------------------------------------------------------------------------------
+
+    def _begin(self, scaler: GradScaler | None, backward: Callable[[Tensor], Any] | None = None) -> Step:
+        if "base" not in vars(self):  # Fabric's wrapper imitates the class, and has no state
+            raise ValueError(
+                "this is a trainer's wrapper around the optimizer; use esam.integrations.fabric.backward(fabric, "
+                "optimizer, loss_of, x, y), or optimizer.optimizer"
+            )
+        if torch.is_inference_mode_enabled():
+            raise ValueError("a step needs gradients, and torch.inference_mode() allows none; leave it out around it")
+        self._forget()
+        ranks = self.ranks
+        ranks.invalidate_caches()  # the weights may have moved since
+        if not self._generator_shared:
+            ranks.share_generator(self.generator)
+            self._generator_shared = True
+        step = Step(self, scaler if scaler is not None and scaler.is_enabled() else None, backward)
+        for p in step.parameters:
             p.grad = None
-        if not self._shared:
-            self.parallel.share(self.generator)
-            self._shared = True
-        targets = self._targets(perturbable=True)
-        step = Step(parameters, Buffers(self.model), self.generator.get_state(), self.memory())
+        self._before.save(self.model)
+        self._saved_between = False
         self._step = step
-        if targets and self.perturbs_now():
-            step.perturbs, step.drawn = not self.blind, self.mask(targets)
-            step.wanted = self._targets(perturbable=False) if self.whole_gradient else step.drawn
-            if self.blind:
-                with torch.no_grad():
-                    step.moved = self.blind_eps(step.drawn)
-                    self.watch.saw_eps(step.drawn.rho, *step.moved)
-        if self.draws_samples:
-            seed = int(torch.randint(2**62, (), generator=self.generator, device="cpu"))
-            step.samples = torch.Generator().manual_seed(seed + self.parallel.rank)
+        step.radii = self.radii()
+        step.plan = plan = self.plan() if step.radii or self.rho is None else None
+        if plan is not None and plan.at is None and not plan.plain:
+            radii = step.radii if plan.tensors is None else plan.tensors
+            trainable = [n for n, p in enumerate(step.parameters) if p.requires_grad]
+            step.wanted = trainable if plan.tensors is None or self._needs_whole_backward() else list(radii)
+            step.batch = Batch(self, step, radii)
+            if plan.subset is not None:
+                step.batch.subset = Batch(self, step, radii, step.batch)
+                step.sample_generator(self)
         return step
 
-    def _accumulate(self, closure: Closure, size: int | None, scaler: GradScaler | None, *, last: bool) -> Tensor:
-        with self._phase():
-            step = self._begin() if self._step is None or self._step.ready else self._step
-            done: list[tuple[Tensor, Piece]] = []
-            hidden, around = refusing_hidden_replicas(self.model, self.parallel), self.around_passes()
-            with hidden, around, perturbed(*step.moved, on_move=self.parallel.moved):
-                for piece, role in self._pieces(step, closure, size, scaler):
-                    if step.perturbs:
-                        losses = self._first_pass(step, piece, scaler, role)
-                    else:
-                        losses = self._plain_pass(step, piece, scaler, last=last)
-                    done += [(losses, piece)] if role.counted else []
-        if len(done) == 1:
-            return done[0][0]
-        order = torch.cat([piece.samples for _, piece in done if piece.samples is not None]).argsort()
-        return torch.cat([losses for losses, _ in done])[order]
+    def _accumulate(self, piece: Piece, scaler: GradScaler | None, *, last: bool, perturb: bool = True) -> list[Piece]:
+        """Take the first passes of a micro-batch, and return the pieces that it ran in."""
+        step: Step = self._begin(scaler) if self._step is None or self._step.ready else self._step
+        done: list[Piece] = []
+        hidden = refusing_hidden_replicas(self.model, self.ranks)
+        with hidden:
+            for run in self._first_passes(step, piece, last=last, perturb=perturb):
+                run()
+                if run.first:
+                    done.append(run.piece)
+        return done
 
-    def _pieces(
-        self, step: Step, closure: Closure, size: int | None, scaler: GradScaler | None
-    ) -> Iterator[tuple[Piece, Role]]:
-        """Cut a micro-batch as the method wants it; a piece has run when the next is asked for."""
-        devices = frozenset(p.device for p in step.parameters if not p.is_cpu)
-        whole = Piece(closure, devices, size, one_loss_each=self.reads_losses)
-        m = self.m if step.perturbs else None
-        parted = self.parted if step.perturbs or self.first_on == self.second_on == "part" else "no"
-        if parted == "ranked":
-            yield whole, Role(second=False)
-            part = self.ranked_part(self._candidates(step, [len(step.group.pieces) - 1]))
-            yield replace(whole, size=len(part), samples=part), Role(counted=False, apart=True, moves_buffers=False)
+    def _first_passes(self, step: Step, piece: Piece, *, last: bool, perturb: bool = True) -> Iterator[Pass]:
+        """Yield the passes of a micro-batch at theta; each has run when the next is asked for."""
+        plan = step.plan
+        if not perturb:
+            step.plain = step.plain or Batch(self, step, {})
+            yield self._first(step, piece, [step.plain], again=False)
+        elif plan is None or plan.at is not None or plan.plain:
+            with nullcontext() if plan is None or plan.at is None else self.at(plan.at):
+                yield self._plain(step, piece, sync=last and self.ranks.replicated and step.plain is None)
+        elif self.loss == "whole" or (plan.subset is None and self.m is None):
+            assert step.batch is not None
+            yield self._first(step, piece, [step.batch, step.batch.subset])
+        elif not piece.counted or piece.size is None:
+            raise ValueError(UNCOUNTED)
+        elif plan.subset is not None:
+            yield from self._in_parts(step, piece, plan.subset, rest=plan.rest)
+        else:
+            yield from self._in_groups(step, piece)
+
+    def _in_parts(self, step: Step, piece: Piece, share: float, *, rest: bool) -> Iterator[Pass]:
+        """Run a micro-batch in two parts: the subset first, then the rest."""
+        batch, size = step.batch, piece.count(None)
+        assert batch is not None
+        count = self._subset_count(step, size, share)
+        self.monitor.saw_kept(count, size)
+        if not rest:
+            piece.remember_state(self.accelerators())
+            batch.pieces.append(piece)
+            batch.samples += size
+        if count in (0, size):
+            into = [batch] * rest + [batch.subset] * (count > 0)
+            if into:
+                yield self._first(step, piece, into, again=count > 0)
             return
-        if m is None and parted == "no":
-            yield whole, Role()
-            return
-        if size is None:
-            with kept_buffers(self.model), self.parallel.unsynchronised():
-                size = whole.measured_size()
-            if not self._size_warned:
-                self._size_warned = True
-                warn_caller(
-                    "a part of the batch runs apart, and a forward pass finds out how large the batch is; "
-                    "pass batch_size=len(x) beside the closure to save that pass"
-                )
-        if parted == "drawn":
-            yield from self._in_parts(step, replace(whole, size=size), size)
-            return
-        start = 0
-        while m is not None and start < size:
-            if step.group.size == m:  # closed when the next one starts: the last is left to gradient()
-                self._close(step, scaler, last=False)
-            stop = min(size, start + m - step.group.size)
-            samples = torch.arange(start, stop, device="cpu") if stop - start < size else None
-            yield replace(whole, size=stop - start, samples=samples), Role()
-            start = stop
+        chosen, others = drawn_subset(size, count, step.sample_generator(self))
+        if rest:
+            yield from self._tested(piece, step)
+        few = rest and count < size - count  # the smaller part must not update running statistics
+        yield self._first(step, piece.cut(chosen), [batch, batch.subset] if rest else [batch.subset], quiet=few)
+        if rest:
+            yield self._first(step, piece.cut(others), [batch], again=False, quiet=not few)
+            piece.release()
 
-    def _in_parts(self, step: Step, whole: Piece, size: int) -> Iterator[tuple[Piece, Role]]:
-        """Cut a batch into its part, which runs first, and the rest."""
-        part = self.part(size, step.samples or self.generator)
-        self.watch.saw_kept(part, size)
-        rest = torch.ones(size, dtype=torch.bool, device=part.device).index_fill(0, part, False).nonzero().flatten()
-        if len(rest) == 0 and len(part) == size:
-            yield whole, Role(apart=True)
-            return
-        runs_rest, again = self.first_on == "batch", self.second_on == "part"
-        if not again:
-            whole.remember_random_state()
-            step.group.second.append(whole)
-        # statistics of a few samples would be as loud as those of the many
-        few = runs_rest and len(part) < len(rest)
-        yield replace(whole, size=len(part), samples=part), Role(apart=True, second=again, moves_buffers=not few)
-        if runs_rest:
-            yield replace(whole, size=len(rest), samples=rest), Role(second=False, moves_buffers=few)
+    def _subset_count(self, step: Step, size: int, share: float) -> int:
+        """Return how many samples of a micro-batch are in the subset: the share of all so far, so perhaps none."""
+        step.seen += size
+        # every rank of a sharded model must run as many passes
+        count = max(round(share * step.seen) - step.taken, int(step.taken == 0 or self.ranks.sharded))
+        count = min(count, size)
+        if (count == 1 < size or size - count == 1) and self.has_batch_statistics():  # which one sample has not
+            count = max(count, 2)
+            count = size if size - count == 1 else count
+        step.taken += count
+        return count
 
-    def _plain_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, *, last: bool) -> Tensor:
-        """Add a piece's gradient at theta to ``.grad``, in units of the first piece's size."""
-        group = step.group
-        with nullcontext() if last else self.parallel.unsynchronised():
-            loss = mean_of(piece.first_losses())
-            group.pieces.append(piece)
-            share = piece.count(None) / group.pieces[0].count(None)
-            if last and len(group.pieces) > 1:  # ranks differ in size, so scale before they exchange gradients
-                whole = group.pieces[0].count(None) / group.size
-                self._scale_gradients(step, whole)
-                share *= whole
-            _backward(loss, share, scaler)
-        step.synchronised = last
-        return piece.losses
+    def _in_groups(self, step: Step, piece: Piece) -> Iterator[Pass]:
+        """Run a micro-batch in groups of m; a group is finished when the next starts, the last by ``gradient``."""
+        size, m = piece.count(None), self.m or 1
+        starts = list(range(0, size, m))
+        if len(starts) > 1 and size - starts[-1] == 1 and self.has_batch_statistics():
+            starts.pop()  # one sample alone has no statistics: it joins its neighbours
+        if len(starts) > 1:
+            yield from self._tested(piece, step)
+        for start, stop in zip(starts, [*starts[1:], size], strict=True):
+            if step.batch is not None and step.batch.samples:
+                yield from self._finishing(step, last=False)
+                step.batch = Batch(self, step, step.batch.radii)
+            part = piece if stop - start == size else piece.cut(torch.arange(start, stop, device="cpu"))
+            yield self._first(step, part, [step.batch])  # type: ignore[list-item]
 
-    def _finish_plain(self, step: Step) -> None:
-        """Make ``.grad`` the gradient of the mean over all pieces and ranks."""
-        if len(step.group.pieces) > 1:
-            self._scale_gradients(step, step.group.pieces[0].count(None) / step.group.size)
-        found = {n: p.grad for n, p in enumerate(step.parameters) if p.grad is not None}
-        for n, gradient in self.parallel.mean(found, step.parameters).items():
-            step.parameters[n].grad = gradient
+    def _tested(self, piece: Piece, step: Step) -> Iterator[Pass]:
+        """Once, run the whole micro-batch beside its parts: the monitor compares the losses."""
+        if not self._parts_tested and not self.needs_losses:
+            self._parts_tested = True
+            piece.remember_state(self.accelerators())
+            size = piece.count(None)
+            yield Pass(
+                self,
+                piece,
+                lambda losses: self.monitor.saw_whole(reduced(losses, self.loss), size, step.losses),
+                graph=False,
+            )
 
-    def _first_pass(self, step: Step, piece: Piece, scaler: GradScaler | None, role: Role) -> Tensor:
-        """Add a piece's losses at theta and their gradient to its group; ``.grad`` is not touched.
+    def _plain(self, step: Step, piece: Piece, *, sync: bool) -> Pass:
+        """Return the pass that adds a piece's gradient to ``.grad``, in units of the first piece's size."""
+
+        def accept(losses: Tensor) -> None:
+            loss, count = reduced(losses, self.loss), piece.count(None)
+            step.losses.append((loss.detach(), count))
+            step.unit, step.samples = step.unit or count, step.samples + count
+            factor = 1.0 if self.loss == "sum" else count / step.unit
+            if sync and self.loss != "sum" and step.samples != count:  # ranks differ in size: scale, then exchange
+                self._scale_gradients(step, step.unit / step.samples)
+                factor *= step.unit / step.samples
+            step.backward(loss, factor)
+            step.shared = step.shared or sync
+
+        return Pass(self, piece, accept, first=True, sync=sync, quiet=False)
+
+    def _first(
+        self, step: Step, piece: Piece, batches: Sequence[Batch], *, again: bool = True, quiet: bool = False
+    ) -> Pass:
+        """Return the pass that takes a piece's gradient at theta into these batches; ``.grad`` is not touched.
 
         Nothing is computed for tensors that are not wanted, and backward stops at the earliest that is.
         """
-        group, wanted = step.group, step.wanted
-        if self.reads_head and group.watch is None:
-            group.watch = HeadWatch(self.model)
-        watch = group.watch if role.counted else None
-        watching = nullcontext() if watch is None else watch.watching()
-        buffers = nullcontext() if role.moves_buffers else kept_buffers(self.model)
-        with self.parallel.unsynchronised(), watching, buffers:
-            losses = piece.first_losses()
-            inputs: list[Any] = list(wanted.weights)
-            if wanted.left_out and self.parallel.sharded:  # the whole backward runs, and tells what it reached
-                inputs += [step.parameters[n] for n in wanted.left_out]
-            elif wanted.left_out:
-                graph = graph_of(losses)
-                group.leaves |= graph.leaves
-                inputs += graph.inputs_to_add(wanted.weights)
-            if watch is not None:
-                inputs.append(watch.take_output(len(losses)))
-            found = self.parallel.gradients(_scaled(mean_of(losses), scaler), inputs)
-        if self.parallel.sharded:
-            group.leaves |= {id(tensor) for tensor, g in zip(inputs, found, strict=True) if g is not None}
-        if watch is not None:
-            watch.give_gradient(found[-1], len(losses), 1.0 if scaler is None else scaler.get_scale())
-        pairs = zip(wanted.index, found, strict=False)
-        gradients = {n: g.to_dense() if g.is_sparse else g for n, g in pairs if g is not None}
-        if role.counted:
-            group.pieces.append(piece)
-            group.batch.add(gradients, piece.count(None))
-        if role.apart:
-            group.part.add(gradients, piece.count(None))
-        if role.second:
-            group.second.append(piece)
-        return piece.losses
+        batches = list({id(batch): batch for batch in batches}.values())
+        recorder = None
+        if step.plan is not None and step.plan.head and again:
+            recorder = batches[0].recorder = batches[0].recorder or HeadRecorder(self.model)
+        plain = batches[0] is step.plain
+        index = step.wanted if not plain else [n for n, p in enumerate(step.parameters) if p.requires_grad]
 
-    def _close(self, step: Step, scaler: GradScaler | None, *, last: bool) -> None:
-        """Perturb by what a group's first pass found, and add the gradient of its second pass to ``.grad``."""
-        group, parallel = step.group, self.parallel
-        scale = 1.0 if scaler is None else scaler.get_scale()
-        gradients, part = group.batch.take(scale), group.part.take(scale)
-        if not gradients and not step.drawn.left_out:
-            raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
-        share, exchanged = self._share(step, last=last), parallel.own_eps
-        if scaler is not None and not math.isfinite(parallel.norm(list(gradients.values()))):
-            share = math.nan  # the scaler, and by the exchange of gradients every rank, sees it and skips the step
-        if self._overrides("worth"):  # which every rank asks, whatever overflowed where
-            if not exchanged:  # one eps for all, and one norm to judge by: that of the mean
-                gradients, exchanged = parallel.mean(gradients, step.parameters), True
-            if not self._worth(gradients):
-                step.perturbs = False
-                found = parallel.mean(gradients, step.parameters) if parallel.own_eps else gradients
-                for n, gradient in found.items():
-                    self._set_gradient(step, n, gradient, scale)
+        def accept(losses: Tensor) -> None:
+            loss, inputs = reduced(losses, self.loss), [step.parameters[n] for n in index]
+            if not plain:
+                step.losses.append((loss.detach(), piece.count(None)))
+            if recorder is not None:
+                inputs.append(recorder.take_output(len(losses)))
+            found = step.gradients(loss, inputs, self)
+            if recorder is not None:
+                each = 1 if self.loss == "sum" else len(losses)
+                recorder.give_gradient(found.pop(), each if step.scale is None else each / step.scale)
+            step.sparse.update(n for n, g in zip(index, found, strict=True) if g is not None and g.is_sparse)
+            gradients = self.ranks.named(index, found)
+            if not plain and step.plan is not None and step.plan.tensors is not None:
+                gradients = gradients.only(step.plan.tensors)
+            for batch in batches:
+                batch.add_first(piece, gradients, again=again)
+
+        return Pass(self, piece, accept, first=True, quiet=quiet, recorder=recorder)
+
+    def _finishing(self, step: Step, *, last: bool) -> Iterator[Pass]:
+        """Let the method put a batch's gradient together; yield its passes where the caller's loop runs them."""
+        batch, plain = step.batch, step.plain
+        if last and plain is not None:
+            plain.close(None if step.scale is None else 1 / step.scale)
+        if batch is None or (last and not batch.samples):
+            self._finish_plain(step)
+            return
+        self._close(step, batch, last=last)
+        if last and plain is not None:
+            plain.add(plain.first)
+        self.finishing = True
+        yield from self._finish_in_turns(step, batch) if step.in_turns else self._finish_at_once(batch)
+        self.finishing = False
+        if self._saved_between:
+            self.put_buffers_back()
+
+    def _finish_at_once(self, batch: Batch) -> Iterator[Pass]:
+        self.finish(batch)
+        yield from ()
+
+    def _finish_in_turns(self, step: Step, batch: Batch) -> Iterator[Pass]:
+        """Call ``finish`` again for each of its passes, which gets one pass further: the caller's loop runs them."""
+        batch.log, memory, generator = [], [getattr(self, n) for n in self.remembered], self.generator.get_state()
+        samples = step.samples_state()
+        while True:
+            batch.replayed = 0
+            try:
+                self.finish(batch)
                 return
-        if self._reads_first:
-            step.first = added(step.first, gradients, share)
-        if last:
-            for n, remainder in self.remainder(gradients, part).items():
-                self._set_gradient(step, n, remainder, scale)
-        source = part if group.part.samples else gradients
-        reached, eps = self._eps(step, source if exchanged else parallel.mean(source, step.parameters))
-        del gradients, part, source
-        weights = parallel.local(reached.weights)
-        with perturbed(weights, eps, on_move=parallel.moved) as theta, kept_buffers(self.model):
-            self.watch.saw_move(theta, weights, eps)
-            del eps  # its directions are the first gradient: the second pass needs the memory
-            self._second_pass(self._selected(step), share * self.second_weight, scaler, last=last)
-        if not last:
-            step.closed.append(group)
-            step.group = Group()
+            except PassNeeded as needed:
+                run: Pass = needed.args[0]
+            yield run
+            if step.moved is not None:
+                step.moved.restore()
+            self._recall(memory)
+            self.generator.set_state(generator)
+            step.set_samples_state(samples)
 
-    def _share(self, step: Step, *, last: bool) -> float:
-        """Return a group's weight: in units of m samples; of all samples, once their number is known."""
-        if not step.closed or not last:
-            return 1.0
-        whole = step.group.size + sum(group.size for group in step.closed)
-        factor = step.closed[0].size / whole
-        self._scale_gradients(step, factor)
-        step.first = added({}, step.first, factor)
-        return step.group.size / whole
+    def _close(self, step: Step, batch: Batch, *, last: bool) -> None:
+        """Make a batch's first gradients those of means, and say what the batch counts for in the step."""
+        batch.last = last
+        inverse_scale = None if step.scale is None else 1 / step.scale
+        for part in {id(b): b for b in (batch, batch.subset)}.values():
+            part.close(inverse_scale)
+        if not batch.first and not batch.subset.first and (step.plan is None or step.plan.tensors is None):
+            raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
+        if step.scale is not None:
+            norm = (batch.first if batch.first else batch.subset.first).norm()
+            step.finite = torch.where(norm.isfinite(), 1.0, torch.nan)
+        if not self.ranks.own_eps:
+            same = batch.subset is batch
+            batch.first = self.ranks.mean(batch.first, step.parameters)
+            batch.subset.first = batch.first if same else self.ranks.mean(batch.subset.first, step.parameters)
+        if self.loss == "sum":
+            return
+        step.unit, step.samples = step.unit or batch.samples, step.samples + batch.samples
+        if last and step.samples != batch.samples:
+            self._scale_gradients(step, step.unit / step.samples)
+        batch.share = batch.samples / (step.samples if last else step.unit)
 
-    def _eps(self, step: Step, source: Gradients) -> tuple[Targets, Eps]:
-        """Return the drawn tensors that the first pass reached, and their perturbation."""
-        drawn, leaves = step.drawn, step.group.leaves
-        reached = drawn.only([i for i, n in enumerate(drawn.index) if n in source])
-        # a tensor that took no part in the first pass counts as zero, drawn or not
-        out = {n for n in drawn.left_out if not leaves or id(step.parameters[n]) in leaves}
-        if drawn.left_out and not self.parallel.own_eps:
-            out = self.parallel.union(out, len(step.parameters))
-        reached = replace(reached, left_out=tuple(n for n in drawn.left_out if n in out))
-        with torch.no_grad():
-            eps = self.ascent(reached, [source[n] for n in reached.index])
-            self.watch.saw_eps(reached.rho, reached.weights, eps)
-            return reached, eps
+    def _finish_plain(self, step: Step) -> None:
+        """Make ``.grad`` the gradient of the mean over all pieces."""
+        if not step.shared or not self.ranks.replicated:
+            if self.loss != "sum" and step.unit != step.samples:
+                self._scale_gradients(step, step.unit / step.samples)
+            if step.plain is not None:
+                step.plain.add(step.plain.first)
+        if step.plan is not None and step.plan.plain:
+            self._share_gradient(step)
+            self.finish(Batch(self, step, step.radii))
 
-    def _worth(self, gradients: Gradients) -> bool:
-        """Ask the method, with the same norm on every rank."""
-        norm = self.parallel.norm(list(gradients.values()))
-        return self.worth(math.sqrt(self.parallel.mean_number(norm * norm)))
+    def _share_gradient(self, step: Step) -> None:
+        """Make ``.grad`` the mean over the ranks, where no backward has."""
+        if not step.shared:
+            grads = [p.grad for p in step.parameters]
+            index = [n for n, g in enumerate(grads) if g is not None]
+            for n, mean in self.ranks.mean(self.ranks.named(index, [grads[n] for n in index]), step.parameters):
+                step.parameters[n].grad = mean
+            step.shared = True
 
-    def _set_gradient(self, step: Step, n: int, gradient: Tensor, scale: float) -> None:
-        step.parameters[n].grad = torch.empty_like(step.parameters[n])
-        torch.mul(gradient, scale, out=self.parallel.local([step.parameters[n].grad])[0])
+    def _conclude(self, step: Step) -> None:
+        """Make ``.grad`` final."""
+        self._share_gradient(step)
+        if all(p.grad is None for p in step.parameters):
+            raise ValueError(
+                "no parameter has a gradient after the passes; hooks that step inside backward "
+                "(register_post_accumulate_grad_hook) cannot be combined with a second pass: leave them out"
+            )
+        self.ranks.share_buffers()
+        step.batch = step.plain = None
+        step.bindings = []
+        step.ready = True
 
-    def _selected(self, step: Step) -> list[Kept]:
-        """Return the pieces of the second pass, each with the samples to keep of it."""
-        every = list(range(len(step.group.second)))
-        if not self._overrides("select"):
-            return [Kept(piece) for piece in step.group.second]
-        if not self.parallel.sharded:
-            return self._selected_in(step, every)
-        # every rank of a sharded model must run every piece, or the others wait for it: each selects for itself
-        return [kept for number in every for kept in self._selected_in(step, [number])]
+    def _step_by_gradient(self) -> None:
+        step: Step | None = self._step
+        # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
+        if (step is None or not step.ready) and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
+            raise ValueError(
+                "step() without arguments takes the gradient that gradient() left, and there is none; call step(loss_of"
+                ", x, y), or accumulate(loss_of, x, y) and gradient() before it"
+            )
+        try:
+            self._move()
+        except BaseException:
+            self._undo()
+            raise
 
-    def _selected_in(self, step: Step, numbers: list[int]) -> list[Kept]:
-        pieces = [step.group.second[i] for i in numbers]
-        found = self.select(self._candidates(step, numbers))
-        if found is None:
-            return [Kept(piece) for piece in pieces]
-        if not all(piece.counted for piece in pieces):
-            raise ValueError(UNCOUNTED)
-        keep, weights = (found.indices, found.weights) if isinstance(found, Weighted) else (found, None)
-        self.watch.saw_kept(keep, sum(piece.count(None) for piece in pieces))
-        lonely = weights is not None or len(pieces) > 1
-        least = 2 if lonely and has_batch_statistics(self.model) else 1
-        return [Kept(*kept) for kept in split_by_piece(keep, pieces, weights, least=least)]
+    def _move(self) -> None:
+        """Let the base step. The step counts once the base has returned."""
+        self.base.step()
+        self._step = None
+        self.steps += 1
+        self.monitor.stepped()
 
-    def _candidates(self, step: Step, numbers: list[int]) -> Candidates:
-        """Return what a method may choose by among the samples of these pieces."""
-        group, pieces = step.group, [step.group.pieces[i] for i in numbers]
-        sign = self.sign
+    def _forget(self) -> None:
+        """Drop a step that nobody has stepped by: what a method remembered of it did not happen."""
+        step, self._step = self._step, None
+        if step is not None:
+            self._recall(step.memory)
 
-        def perturbed_losses() -> Tensor:
-            with without_graph():
-                again = torch.cat([piece.losses_again() for piece in pieces])
-            torch.clear_autocast_cache()  # it would hand the second pass weights without a graph
-            return sign * again
+    def _recall(self, memory: list[Any]) -> None:
+        for name, value in zip(self.remembered, memory, strict=True):
+            setattr(self, name, value)
 
-        head = None if group.watch is None else group.watch.head(numbers)
-        losses = sign * torch.cat([piece.losses for piece in pieces])
-        return Candidates(losses, perturbed_losses, step.samples or self.generator, head)
-
-    def _second_pass(self, keeps: list[Kept], share: float, scaler: GradScaler | None, *, last: bool) -> None:
-        """Add ``share`` times the mean gradient of the kept samples to ``.grad``; ranks exchange it on the last."""
-        count = sum(kept.count for kept in keeps)
-        for number, kept in enumerate(keeps, start=1):
-            with nullcontext() if last and number == len(keeps) else self.parallel.unsynchronised():
-                losses = kept.piece.losses_again(kept.samples)
-                if kept.weights is None:
-                    _backward(mean_of(losses), share * kept.count / count, scaler)
-                else:
-                    _backward((losses * kept.weights.to(losses)).sum(), share, scaler)
+    def _undo(self) -> None:
+        """Take a whole step back: weights, buffers, gradients, random numbers, and what the method remembered."""
+        step: Step | None = self._step
+        if step is not None:
+            if step.moved is not None:
+                step.moved.restore()
+            if step.running is not None:
+                step.running.leave()
+            self.finishing = False
+            for p in step.parameters:
+                p.grad = None
+            self._before.put_back()
+            self.generator.set_state(step.generator)
+            set_random_state(step.random)
+            self._recall(step.memory)
+            self._step = None
+        if self._ranks is not None:
+            self._ranks.reset_after_error()
 
     # What the flow needs --------------------------------------------------------------------------------------------
 
@@ -552,40 +747,69 @@ class SharpnessAware(Wrapper):
         """Turns losses into what is descended: -1 where the base maximises them."""
         return -1 if all(group.get("maximize") for group in self.param_groups) else 1
 
-    @property
-    def _reads_first(self) -> bool:
-        """Whether ``combine`` looks at the first gradient; else it is neither kept nor exchanged."""
-        return self.whole_gradient and self._overrides("combine")
+    def has_batch_statistics(self) -> bool:
+        """Tell whether some layer normalises by the samples at hand."""
+        return has_batch_statistics(self.model)
 
-    def _overrides(self, part: str) -> bool:
-        return getattr(type(self), part) is not getattr(SharpnessAware, part)
+    def accelerators(self) -> list[torch.device]:
+        """Return the devices, other than the CPU, that the parameters are on."""
+        step: Step | None = self._step
+        if step is not None:
+            return step.accelerators
+        return list({p.device: None for g in self.param_groups for p in g["params"] if not p.is_cpu})
 
-    def _targets(self, *, perturbable: bool) -> Targets:
-        """Return all trainable tensors, or those with a radius."""
-        targets = Targets([], [], [])
-        start = 0
-        for group in self.param_groups:
-            rho = checked_number("rho", group.get("rho", self.rho)) if group.get("perturb", True) else 0.0
-            if rho > 0 or not perturbable:
-                trainable = [n for n, p in enumerate(group["params"]) if p.requires_grad]
-                targets.weights.extend(group["params"][n] for n in trainable)
-                targets.rho.extend([-rho if group.get("maximize") else rho] * len(trainable))
-                targets.index.extend(start + n for n in trainable)
-            start += len(group["params"])
-        return targets
+    def enter_pass(self, run: Pass) -> None:
+        """Know which pass is running."""
+        self.first_pass = run.first
+        if self._step is not None:
+            self._step.running = run
+
+    def save_buffers(self) -> None:
+        """Copy the buffers, where none of the copies shows them as they are."""
+        if not self._saved_between:
+            self._between.save(self.model)
+            self._saved_between = True
+
+    def put_buffers_back(self) -> None:
+        """Give the buffers the values that ``save_buffers`` copied."""
+        self._between.put_back()
+
+    def buffers_moved(self) -> None:
+        """Know that the copy is out of date."""
+        self._saved_between = False
+
+    def _needs_whole_backward(self) -> bool:
+        """Tell whether some tensors cannot be differentiated alone.
+
+        On the CPU and in channels_last, the backward of GroupNorm crashes the process (torch 2.13) when the gradient
+        of its weight or bias is wanted and that of its input is not.
+        """
+        return any(isinstance(layer, nn.GroupNorm) for layer in self.model.modules())
+
+    def _micro_batches(self, loss_of: Any, batch: tuple[Any, ...], batch_size: Any, dim: Dims) -> list[Piece]:
+        if not isinstance(loss_of, (list, tuple)):
+            return [handed_over(loss_of, batch, dim, batch_size)]
+        if batch:
+            raise ValueError("a list of closures takes no batch; call accumulate(loss_of, x, y) for each micro-batch")
+        sizes = [None] * len(loss_of) if batch_size is None else batch_size
+        if not loss_of or not isinstance(sizes, (list, tuple)) or len(sizes) != len(loss_of):
+            raise ValueError(f"batch_size must have one number for each of {len(loss_of)} closures, got {batch_size}")
+        return [handed_over(one, (), dim, size) for one, size in zip(loss_of, sizes, strict=True)]
 
     def _scale_gradients(self, step: Step, factor: float) -> None:
-        if gradients := [p.grad for p in step.parameters if p.grad is not None]:
-            torch._foreach_mul_(self.parallel.local(gradients), factor)
+        gradients = [p.grad for p in step.parameters if p.grad is not None]
+        if gradients and factor != 1:
+            torch._foreach_mul_(self.ranks.local(gradients), factor)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "monitor": Monitor()}
 
 
-def _enabled(scaler: GradScaler | None) -> GradScaler | None:
-    return scaler if scaler is not None and scaler.is_enabled() else None
+def _drawn_seed(generator: torch.Generator) -> int:
+    """Draw a number on the host, also where a mode makes fake tensors of all others."""
+    with nullcontext() if _get_current_dispatch_mode() is None else _disable_current_modes():
+        return int(torch.randint(2**62, (), generator=generator, device="cpu"))
 
 
-def _scaled(loss: Tensor, scaler: GradScaler | None) -> Tensor:
-    return loss if scaler is None else scaler.scale(loss)
-
-
-def _backward(loss: Tensor, share: float, scaler: GradScaler | None) -> None:
-    _scaled(loss if share == 1 else loss * share, scaler).backward()  # type: ignore[no-untyped-call]
+def _body_of_the_loop(*_: Any) -> Tensor:
+    raise AssertionError("the caller's loop runs the passes")

@@ -9,7 +9,7 @@ from .cifar import cifar10_small, cifar10_small_noisy, cifar100_small
 from .demo import demo
 
 if TYPE_CHECKING:
-    from esam.compare import Comparison
+    from esam.runs import Comparison
 
 RECIPES: dict[str, Callable[[], Comparison]] = {
     "demo": demo,

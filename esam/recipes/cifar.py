@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from esam.compare.plan import Comparison
+from esam.runs.plan import Comparison
 from esam.train.config import Config
 
 METHODS = ("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "slicesam")

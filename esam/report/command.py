@@ -35,11 +35,13 @@ def commands_for(groups: Sequence[SeedGroup]) -> list[str]:
 def _command(groups: Mapping[str, SeedGroup]) -> str:
     configs = {method: group.runs[0].config for method, group in groups.items()}
     seeds = sorted({run.seed for group in groups.values() for run in group.runs})
-    common, own = _split(configs)
+    common, specific = _split(configs)
     words = ["esam", "compare", *(word for name, value in common.items() for word in _option(name, value))]
-    words += ["--methods", *sorted(configs, key=list(METHODS).index), "--seeds", *map(str, seeds)]
-    if own:
-        words += ["--set", *(f"{method}.{name}={_word(value)}" for (method, name), value in own.items())]
+    alone = len(seeds) == 1 and seeds[0] > 0  # a number by itself would be how many
+    words += ["--methods", *sorted(configs, key=list(METHODS).index)]
+    words += ["--seeds", *([f"{seeds[0]}..{seeds[0]}"] if alone else map(str, seeds))]
+    if specific:
+        words += ["--set", *(f"{method}.{name}={_word(value)}" for (method, name), value in specific.items())]
     return shlex.join(words)
 
 
@@ -47,23 +49,23 @@ def _split(configs: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, Any], di
     """Return what all methods share apart from the defaults, and what one has of its own."""
     usual = Config().as_json()
     common: dict[str, Any] = {}
-    own: dict[tuple[str, str], Any] = {}
+    specific: dict[tuple[str, str], Any] = {}
     for name in (name for name in usual if name not in APART):
         values = {method: config.get(name, usual[name]) for method, config in configs.items()}
         same = next(iter(values.values()))
         if all(value == same for value in values.values()):
             common |= {name: same} if same != usual[name] else {}
         else:
-            own |= {(method, name): value for method, value in values.items() if value != usual[name]}
-    given = {method: config.get("settings", {}) for method, config in configs.items()}
-    for name in dict.fromkeys(name for settings in given.values() for name in settings):
+            specific |= {(method, name): value for method, value in values.items() if value != usual[name]}
+    settings_of = {method: config.get("settings", {}) for method, config in configs.items()}
+    for name in dict.fromkeys(name for settings in settings_of.values() for name in settings):
         takers = [m for m in configs if name in METHODS[m].options() and name not in METHODS[m].settings]
-        having = {method: settings[name] for method, settings in given.items() if settings.get(name) is not None}
+        having = {method: settings[name] for method, settings in settings_of.items() if settings.get(name) is not None}
         if list(having) == takers and len({*having.values()}) == 1:
             common[name] = having[takers[0]]
         else:
-            own |= {(method, name): value for method, value in having.items()}
-    return common, own
+            specific |= {(method, name): value for method, value in having.items()}
+    return common, specific
 
 
 def _option(name: str, value: Any) -> list[str]:

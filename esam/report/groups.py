@@ -1,4 +1,4 @@
-"""Which runs are averaged together, and which may stand side by side?
+"""Which runs are averaged together, and which are compared in one table?
 
 Runs that differ in nothing but the seed form a group: one line of the table. Groups that were run under the same
 condition form a section: one table with its charts.
@@ -37,10 +37,10 @@ class SeedGroup:
 
     def left_out(self) -> list[str]:
         """Say what an average over the group does not hold."""
-        told = [f"seed {run.seed}: {_how_far(run)}" for run in self.unfinished]
+        items = [f"seed {run.seed}: {_how_far(run)}" for run in self.unfinished]
         if self.repeats:
-            told.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
-        return [f"{self.name}, {item}" for item in told]
+            items.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
+        return [f"{self.name}, {item}" for item in items]
 
 
 def _how_far(run: RunRecord) -> str:

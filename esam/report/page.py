@@ -1,4 +1,4 @@
-"""How do run records become one HTML page that needs nothing else?"""
+"""How do records, tables and pictures become one HTML page that needs nothing else?"""
 
 from __future__ import annotations
 
@@ -6,29 +6,58 @@ import base64
 import hashlib
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from esam.report import settings, words
-from esam.report.advice import verdicts
-from esam.report.charts import Drawn, endings
-from esam.report.colours import assign_colours
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from esam.files import write_atomically
+from esam.report import settings
+from esam.report.charts import Chart, Drawn, charts
 from esam.report.command import commands_for
-from esam.report.curves import histories
-from esam.report.data import data_sheet, taken_data
-from esam.report.landscapes import Surroundings, landscape_charts, read_analyses
-from esam.report.results import results_sheet
+from esam.report.landscapes import LandscapeData, Picture, landscape_pictures, read_analyses
+from esam.report.results import details_sheet, results_sheet, searches, tried_sheet
 from esam.report.sheets import Sheet
 from esam.report.summaries import MethodSummary, summarise
-from esam.report.templates import render, write_html
-from esam.report.tuned import searches, tried_sheet
+from esam.report.verdict import Advice, Tile, advice, verdict
+from esam.styles import MethodStyle, styles
 from esam.train.record import RECORD_NAME, RunRecord, read_records
 
 REPORT_NAME = "report.html"
+LARGE = 400_000
+"""A vector picture of more bytes than this is shown as PNG, where there is one beside it."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """One part of a page, from the first answer to the small print; what is empty is not shown."""
+
+    title: str = ""
+    lead: str = ""
+    tiles: Sequence[Tile] = ()
+    notes: Sequence[str] = ()
+    table: Sheet | None = None
+    """The table whose rows the chips switch."""
+    styles: Sequence[MethodStyle] = ()
+    """One for each row of the table."""
+    tags: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Words behind a row's name."""
+    best: Collection[str] = ()
+    """Rows that are marked."""
+    advice: Sequence[Advice] = ()
+    sheets: Sequence[Sheet] = ()
+    folded: Sequence[Sheet] = ()
+    """Tables that open on a click."""
+    left_out: Sequence[str] = ()
+    charts: Sequence[Chart] = ()
+    pictures: Sequence[Picture | Path] = ()
+    """Drawings; an SVG file is replaced by the PNG beside it where it is large."""
+    commands: Sequence[str] = ()
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
-    """Write one self-contained page about all the runs below `folder`, and return where it is.
+    """Write one self-contained page about all the runs below `folder`, and return its path.
 
     The page goes to `out`, or to report.html in the folder. It loads nothing, so it can be sent around.
     """
@@ -41,104 +70,134 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     path = Path(folder) / REPORT_NAME if out is None else Path(out)
     if path.is_dir():
         raise ValueError(f"{path} is a folder: give the name of the page, such as {path / REPORT_NAME}")
-    for told in broken:
-        warnings.warn(f"{told}; its run is left out", stacklevel=2)
-    return write_html(path, _page(records, read_analyses(Path(folder)), broken))
-
-
-def _page(records: Sequence[RunRecord], analyses: Sequence[Surroundings], broken: Sequence[str] = ()) -> str:
-    """The page as text; the same records and analyses give the same page."""
+    for problem in broken:
+        warnings.warn(f"{problem}; its run is left out", stacklevel=2)
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
-    colours = assign_colours({one.name: one.group.method for one in every})
-    keys = {name: f"g{number}" for number, name in enumerate(colours)}
-    sections = [
-        _section(condition, [Drawn(one, keys[one.name], colours[one.name]) for one in methods], analyses)
-        for condition, methods in conditions.items()
-    ]
+    named = styles({one.name: one.group.method for one in every})
+    analyses = read_analyses(Path(folder))
     common, differing = settings.common_and_differing([run for one in every for run in one.group.runs])
-    return filled_page(
-        title=_title(list(keys), {str(record.config.get("data", "")) for record in records}),
-        lead=_lead(records, conditions),
-        notes=[*settings.notes(records), *(f"A record cannot be read, and its run is left out: {t}." for t in broken)],
-        chips=[(name, keys[name], colours[name]) for name in keys],
-        sections=sections,
-        common=common,
-        environment=settings.environments(records),
-        differing=differing,
-        footer=provenance(records),
-        data=data_sheet(records),
-        taken=taken_data(
-            {title: [run for one in found for run in one.group.runs] for title, found in conditions.items()}
-        ),
+    unread = [f"A record cannot be read, and its run is left out: {problem}." for problem in broken]
+    runs = {title: [run for one in methods for run in one.group.runs] for title, methods in conditions.items()}
+    finished = sum(record.finished for record in records)
+    return write_page(
+        path,
+        title=_title(list(named), {str(record.config.get("data", "")) for record in records}),
+        lead="" if len(conditions) == 1 else f"{finished} finished runs under {len(conditions)} conditions.",
+        sections=[_section(title, methods, named, analyses) for title, methods in conditions.items()],
+        notes=[*settings.notes(records), *unread],
+        styles=list(named.values()),
+        facts=[common, settings.data_sheet(records), settings.environments(records), differing],
+        footer=_provenance(records, finished),
+        runs=settings.run_data(runs),
     )
 
 
-def filled_page(
+def write_page(
+    path: Path,
     *,
-    sections: Sequence[Mapping[str, Any]],
-    data: Sheet = Sheet("Data", ("Entry", "Value"), ()),  # noqa: B008 - frozen
-    taken: Sequence[Mapping[str, Any]] = (),
-    **told: Any,
-) -> str:
-    """A page of sections, each with a table and charts, and with all that it needs to draw them.
+    title: str,
+    sections: Sequence[Section],
+    footer: str,
+    lead: str = "",
+    notes: Sequence[str] = (),
+    styles: Sequence[MethodStyle] = (),
+    facts: Sequence[Sheet] = (),
+    runs: Sequence[Mapping[str, Any]] = (),
+) -> Path:
+    """Write a page of sections atomically: an earlier one stays as it is until the new one is complete.
 
-    ``taken`` are the runs that can be saved from it.
+    ``styles`` become chips that switch methods; ``facts`` are the small tables at the end, the last in full width;
+    ``runs`` can be saved from the page. Without charts the page has no script.
     """
-    from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
+    figures = [{"title": c.title, "traces": c.traces, "layout": c.layout} for s in sections for c in s.charts]
+    scripts: dict[str, str] = {}
+    if figures:
+        from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # here, as tables do without it
 
-    script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
-    scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
-    figures = [
-        {"title": c.title, "traces": c.traces, "layout": c.layout} for section in sections for c in section["charts"]
-    ]
-    told |= {"policy": _policy(scripts.values()), "figures": figures, "data": data, "taken": taken}
-    return render("page.html", sections=sections, **scripts, **told)
+        script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
+        scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
+    pictures = [[_data_url(picture) for picture in section.pictures] for section in sections]
+    environment = Environment(loader=PackageLoader("esam", "report"), autoescape=True, undefined=StrictUndefined)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
+    page = environment.get_template("page.html").render(
+        title=title,
+        lead=lead,
+        sections=sections,
+        notes=notes,
+        styles=styles,
+        facts=facts,
+        footer=footer,
+        runs=runs,
+        figures=figures,
+        pictures=pictures,
+        scripts=scripts,
+        policy=_policy(scripts.values()),
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page.encode(errors="replace"))
+    return path
 
 
-def _section(condition: str, drawn: Sequence[Drawn], analyses: Sequence[Surroundings]) -> dict[str, Any]:
-    methods = [one.summary for one in drawn]
-    found = verdicts(methods)
-    every = [*histories(drawn), *endings(drawn), *landscape_charts(drawn, analyses)]
-    every.sort(key=lambda chart: chart.wide)  # in pairs, and then what takes a row of its own
-    return {
-        "condition": condition,
-        "sentences": words.sentences(methods),
-        "sheet": results_sheet(methods, "Means over the seeds ± sample standard deviation"),
-        "drawn": drawn,
-        "verdicts": found,
-        "tags": {verdict.name: verdict.word for verdict in found},
-        "search": tried_sheet(searches(methods)),
-        "commands": commands_for([one.group for one in methods]),
-        "left_out": [item for one in methods for item in one.group.left_out()],
-        "charts": [chart for chart in every if chart.traces],
-    }
+def _section(
+    title: str, methods: Sequence[MethodSummary], named: Mapping[str, MethodStyle], analyses: Sequence[LandscapeData]
+) -> Section:
+    drawn = [Drawn(one, named[one.name]) for one in methods]
+    answer, changes = verdict(methods), advice(methods)
+    seeds = sorted({one.n for one in methods})
+    over = f"Means of {seeds[0]} seeds" if len(seeds) == 1 else "Means over the seeds"
+    caption = (
+        f"{over} ± sample standard deviation; in brackets: 95 % interval, each by itself"
+        if seeds[-1] > 1
+        else "One seed"
+    )
+    tags = {one.name: [*(["base"] if one.is_base else [])] for one in methods}
+    for change in changes:
+        for name in change.names:
+            tags[name].append(change.word)
+    tried = tried_sheet(searches(methods))
+    return Section(
+        title=title,
+        lead=answer.sentence,
+        tiles=answer.tiles,
+        table=results_sheet(methods, caption),
+        styles=[one.style for one in drawn],
+        tags=tags,
+        best=answer.best,
+        advice=changes,
+        folded=[details_sheet(methods, "More figures"), tried],
+        left_out=[item for one in methods for item in one.group.left_out()],
+        charts=charts(drawn),
+        pictures=landscape_pictures(drawn, analyses),
+        commands=commands_for([one.group for one in methods]),
+    )
 
 
 def _title(names: Sequence[str], data: Collection[str]) -> str:
-    told = (
+    listed = (
         " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if len(names) <= 4 else f"{len(names)} methods"
     )
-    return (f"{told} compared" if len(names) > 1 else told) + (f" on {', '.join(data)}" if len(data) == 1 else "")
+    return (f"{listed} compared" if len(names) > 1 else listed) + (f" on {', '.join(data)}" if len(data) == 1 else "")
 
 
-def _lead(records: Sequence[RunRecord], conditions: Mapping[str, Sequence[MethodSummary]]) -> str:
-    if len(conditions) == 1:
-        return words.sentences(*conditions.values())
-    finished = sum(record.finished for record in records)
-    return f"{finished} finished runs under {len(conditions)} conditions, each with a table: {'; '.join(conditions)}."
-
-
-def provenance(records: Sequence[RunRecord]) -> str:
-    """Say which records a page is made from."""
-    finished = sum(record.finished for record in records)
+def _provenance(records: Sequence[RunRecord], finished: int) -> str:
     days = sorted({str(record.run.get("started", ""))[:10] for record in records})
     when = " to ".join([days[0], *days[1:][-1:]])
     return f"From the records of {finished} finished and {len(records) - finished} unfinished runs, started {when}."
 
 
+def _data_url(picture: Picture | Path) -> str:
+    data, kind = (picture.svg if isinstance(picture, Picture) else picture.read_bytes()), "svg+xml"
+    if isinstance(picture, Path) and len(data) > LARGE:
+        small = picture.with_suffix(".png")
+        if small.exists() and small.stat().st_size < len(data):
+            data, kind = small.read_bytes(), "png"
+    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
+
+
 def _policy(scripts: Iterable[str]) -> str:
-    """Let the page run its own two scripts and load nothing, so that no name in a record can do either."""
+    """Let the page run its own scripts and load nothing, so that no name in a record can do either."""
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
-    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes) or "'none'"
     return f"default-src 'none'; style-src 'unsafe-inline'; img-src data: blob:; script-src {allowed}"

@@ -7,6 +7,8 @@
   const off = new Set();  // methods that are switched off
   const touch = matchMedia("(pointer: coarse)").matches;
   const PRINT_GAP = 20, PRINT_WIDTH = 660, PRINT_HEIGHT = 220;
+  const MOST_BANDS = 3, LABEL_HEIGHT = 14, LABEL_MARGIN = 130;
+  let following = false;
   const UNITS = { h: 3600, min: 60, s: 1, GiB: 1024, MiB: 1 };
 
   function theme() {
@@ -33,12 +35,13 @@
 
   function layoutOf(figure) {
     const axis = { zeroline: false, automargin: true, fixedrange: touch, tickfont: { size: 12 } };
-    const own = structuredClone(figure.layout);  // plotly writes into what it is given
+    const drawn = structuredClone(figure.layout);  // plotly writes into what it is given
+    const labelled = figure.traces.some((trace) => trace.meta.end) && document.documentElement.clientWidth > 760;
     return {
-      ...own,
-      xaxis: { ...axis, showline: true, showgrid: false, ...own.xaxis },
-      yaxis: { ...axis, ...own.yaxis },
-      margin: { l: 40, r: 12, t: 8, b: 40 },
+      ...drawn,
+      xaxis: { ...axis, showline: true, showgrid: false, ...drawn.xaxis },
+      yaxis: { ...axis, ...drawn.yaxis },
+      margin: { l: 40, r: labelled ? LABEL_MARGIN : 12, t: 8, b: 40 },
       paper_bgcolor: "rgba(0, 0, 0, 0)", plot_bgcolor: "rgba(0, 0, 0, 0)",
       font: { size: 12 }, hoverlabel: { align: "left", namelength: -1, font: { size: 12 } },
       dragmode: touch ? false : "zoom", autosize: true, showlegend: false,
@@ -56,9 +59,12 @@
 
   // which methods are shown, and their seeds or the mean of them
 
+  const boxes = [...document.querySelectorAll("[data-switch]")];
+
   function shown(meta) {
-    const asked = !meta.of || (meta.of === "seed") === Boolean(seeds?.checked);
-    return asked && !off.has(meta.group);
+    if (!meta.group) return off.size === 0;  // of all methods together
+    const mean = meta.of === "mean" || (meta.of === "band" && boxes.length - off.size <= MOST_BANDS);
+    return !off.has(meta.group) && (!meta.of || (seeds?.checked ? meta.of === "seed" : mean));
   }
 
   function showAll() {
@@ -69,15 +75,72 @@
       const visible = place.data.map((trace) => shown(trace.meta));
       const changed = visible.flatMap((now, number) => (now === (place.data[number].visible ?? true) ? [] : [number]));
       if (changed.length) Plotly.restyle(place, { visible: changed.map((number) => visible[number]) }, changed);
+      label(place);
     }
+  }
+
+  function isolate(group) {
+    const alone = !off.has(group) && off.size === boxes.length - 1;
+    for (const box of boxes) {
+      box.checked = alone || !group || box.dataset.switch === group;
+      if (box.checked) off.delete(box.dataset.switch); else off.add(box.dataset.switch);
+    }
+    showAll();
+  }
+
+  // a name at the end of each line, moved where it would hide another
+
+  function label(place) {
+    const { xaxis, yaxis } = place._fullLayout;
+    const ends = place.data.filter((trace) => trace.meta.end && !off.has(trace.meta.group));
+    if (!ends.length || place.clientWidth < 420) {
+      if (place.layout.annotations?.length) Plotly.relayout(place, { annotations: [] });
+      return;
+    }
+    const placed = [], texts = document.createElement("textarea");
+    const points = ends.map((trace) => {
+      texts.innerHTML = trace.meta.name;  // escaped for plotly: its length as read
+      const [x, y] = [xaxis.d2p(trace.x.at(-1)), yaxis.d2p(trace.y.at(-1))];
+      return { trace, x, y, width: 7 * texts.value.length + 12 };
+    });
+    for (const point of points.sort((a, b) => a.y - b.y)) {
+      if (!(point.y > -20 && point.y < yaxis._length + 20 && point.x <= xaxis._length + 1)) continue;
+      for (const other of placed) {
+        const aside = point.x > other.x + other.width || other.x > point.x + point.width;
+        if (!aside && point.y < other.y + LABEL_HEIGHT) point.y = other.y + LABEL_HEIGHT;
+      }
+      placed.push(point);
+    }
+    placed.reduceRight((floor, point) => (point.y = Math.min(point.y, floor)) - LABEL_HEIGHT, yaxis._length);
+    const annotations = placed.map(({ trace, x, y }) => ({
+      xref: "paper", x: x / xaxis._length, xanchor: "left", xshift: 4, showarrow: false,
+      yref: "paper", y: 1 - y / yaxis._length, yanchor: trace.error_y ? "bottom" : "middle", name: trace.meta.group,
+      text: trace.meta.name.replaceAll("%{", "%&#123;"),  // else a template
+      font: { size: 11, color: trace.line?.color ?? trace.marker.color }, captureevents: true,
+      hovertext: "click: this method alone",
+    }));
+    Plotly.relayout(place, { annotations });
+  }
+
+  function follow(place, change) {
+    const moved = Object.keys(change).some((key) => /^[xy]axis/.test(key) || key === "autosize");
+    if (!moved) return;
+    label(place);
+    const epochs = (other) => other.layout.xaxis.title?.text === "epoch";
+    if (following || !epochs(place)) return;
+    following = true;  // the charts over epochs show the same epochs
+    const [low, high] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+    const range = low !== undefined ? { "xaxis.range": [low, high] } : change["xaxis.autorange"] && { "xaxis.autorange": true };
+    const others = range ? places.filter((other) => other !== place && epochs(other)) : [];
+    Promise.all(others.map((other) => Plotly.relayout(other, range))).then(() => { following = false; });
   }
 
   // axes
 
   function turnLog(button) {
-    const number = Number(button.dataset.log), own = figures[number].layout.yaxis;
+    const number = Number(button.dataset.log), axis = figures[number].layout.yaxis;
     const log = button.getAttribute("aria-pressed") !== "true";
-    const range = !log && own.type !== "log" && own.range;
+    const range = !log && axis.type !== "log" && axis.range;
     button.setAttribute("aria-pressed", String(log));
     const type = { "yaxis.type": log ? "log" : "linear", "yaxis.dtick": log ? "D2" : null,
                    "yaxis.tickformat": log ? "~g" : "", "yaxis.autorange": true };
@@ -137,8 +200,8 @@
     const lines = [["condition", "name", "method", "seed", ...columns]];
     for (const run of runs) {
       run.epochs.epoch?.forEach((_, row) => {
-        const own = columns.map((column) => run.epochs[column]?.[row]);
-        lines.push([run.condition, run.name, run.method, run.seed, ...own]);
+        const values = columns.map((column) => run.epochs[column]?.[row]);
+        lines.push([run.condition, run.name, run.method, run.seed, ...values]);
       });
     }
     return lines.map((line) => line.map(cell).join(",")).join("\n") + "\n";
@@ -171,15 +234,22 @@
   figures.forEach((figure, number) => {
     Plotly.newPlot(places[number], figure.traces, layoutOf(figure), { responsive: true, displayModeBar: false });
   });
-  paintAll().then(() => { document.documentElement.dataset.drawn = ""; });
+  paintAll().then(() => { showAll(); document.documentElement.dataset.drawn = ""; });
+  places.forEach((place) => {
+    place.on("plotly_relayout", (change) => follow(place, change));
+    place.on("plotly_clickannotation", (event) => isolate(event.annotation.name));
+  });
 
-  for (const box of document.querySelectorAll("[data-switch]")) {
+  for (const box of boxes) {
     const note = () => (box.checked ? off.delete(box.dataset.switch) : off.add(box.dataset.switch));
     note();  // browsers keep a box's state over a reload
     box.addEventListener("change", () => { note(); showAll(); });
+    box.parentElement.addEventListener("dblclick", () => isolate(box.dataset.switch));
+    box.parentElement.title = "click: on or off; double click: this method alone";
   }
+  document.getElementById("show-all")?.addEventListener("click", () => isolate(""));
+  addEventListener("resize", () => setTimeout(() => places.forEach(label), 300));
   seeds?.addEventListener("change", showAll);
-  showAll();
   for (const tools of document.querySelectorAll(".tools")) tools.hidden = false;
   document.querySelectorAll("table.results").forEach(sortable);
   for (const button of document.querySelectorAll("[data-log]")) {

@@ -1,35 +1,40 @@
-"""How are a run's settings told, and which of them were the same in all the runs?"""
+"""What were the runs: their settings, data and environment, and what can be saved from the page?"""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from esam.report.measured import ABSENT
 from esam.report.sheets import Sheet
-from esam.report.words import ABSENT
+from esam.train.config import Config
 from esam.train.record import RunRecord
 
 SILENT = {"method", "seed", "notes", "tuned", "threads", "device", "settings"}
 """Entries of a config that do not tell two runs of a method apart."""
+MAIN = {"data", "model", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule"}
+"""Settings that are shown even at their defaults."""
+NAMED = 12
+"""Classes that are named; the others are counted."""
 
 Settings = dict[str, Any]
 
 
 def flat_settings(config: Settings) -> Settings:
-    """Give the settings that tell runs apart on one level: those of the method beside the others."""
+    """Return the settings that tell runs apart on one level: those of the method beside the others."""
     return {key: value for key, value in {**config, **config.get("settings", {})}.items() if key not in SILENT}
 
 
-def told_settings(record: RunRecord) -> Settings:
-    """Give the settings as they took effect: defaults of the method by their values, where the record has them."""
-    own = (record.run.get("effective") or {}).get("method", {})
-    return {**flat_settings(record.config), **own}
+def recorded_settings(record: RunRecord) -> Settings:
+    """Return the settings as they took effect: defaults of the method by their values, where the record has them."""
+    of_method = (record.run.get("effective") or {}).get("method", {})
+    return {**flat_settings(record.config), **of_method}
 
 
 def describe(settings: Settings) -> str:
-    """Say settings in words: "label noise 0.2, model small"."""
+    """Write settings in words: "label noise 0.2, model small"."""
     return ", ".join(f"{readable(key)} {shown(value)}" for key, value in settings.items())
 
 
@@ -48,9 +53,13 @@ def shown(value: Any) -> str:
 
 
 def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
-    """Give the settings that all the runs share, and those that differ with a column for each name."""
-    settings = [(record.name, told_settings(record)) for record in records]
+    """Return the settings that all the runs share, and those that differ with a column for each name.
+
+    Minor settings at their defaults are left out.
+    """
+    settings = [(record.name, recorded_settings(record)) for record in records]
     names = dict.fromkeys(record.name for record in records)
+    usual = {key: shown(value) for key, value in Config().as_json().items() if key not in MAIN}
     common, differing = [], []
     for key in dict.fromkeys(key for _, setting in settings for key in setting):
         found: dict[str, dict[str, None]] = {name: {} for name in names}  # for each name its values in order
@@ -58,30 +67,71 @@ def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
             found[name][ABSENT if setting.get(key) is None else shown(setting[key])] = None
         if len(distinct := {value for values in found.values() for value in values}) > 1:
             differing.append((readable(key), *map("; ".join, found.values())))
-        elif distinct != {ABSENT}:
+        elif distinct != {ABSENT} and distinct != {usual.get(key)}:
             common.append((readable(key), distinct.pop()))
     shared = Sheet("Common to all runs", ("Setting", "Value"), tuple(common))
     return shared, Sheet("What differs", ("Setting", *names), tuple(differing))
 
 
 def environments(records: Sequence[RunRecord]) -> Sheet:
-    """Give the environment's entries; where the runs disagree, each value with the number of its runs."""
+    """Return the environment's entries; where the runs disagree, each value with the number of its runs."""
     rows = []
     for key in dict.fromkeys(key for record in records for key in record.run["environment"]):
         counts = Counter(shown(record.run["environment"].get(key)) for record in records)
-        told = "; ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())
-        rows.append((readable(key), told))
+        values = "; ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())
+        rows.append((readable(key), values))
     return Sheet("Environment", ("Entry", "Value"), tuple(rows))
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
-    """Give the remarks that the runs carry, each once, and a warning where their times do not compare."""
-    told = [str(note) for record in records for note in record.config.get("notes") or ()]
-    where = (record.run["environment"] for record in records)
-    if len({(one.get("hardware"), one.get("threads")) for one in where}) > 1:
-        told.append("The runs were measured on different hardware or thread counts: their times do not compare.")
+    """Return the remarks that the runs carry, each once, and a warning where their times do not compare."""
+    found = [str(note) for record in records for note in record.config.get("notes") or ()]
+    machines = {tuple(record.run["environment"].get(key) for key in ("hardware", "threads")) for record in records}
+    if len(machines) > 1:
+        found.append("The runs were measured on different hardware or thread counts: their times do not compare.")
     for record in records:
         if record.run.get("extended"):
             first, now = record.run["extended"][0], record.config["epochs"]
-            told.append(f"{record.name} was trained for {first} epochs, then extended to {now}: another learning rate.")
-    return list(dict.fromkeys(told))
+            found.append(
+                f"{record.name} was trained for {first} epochs, then extended to {now}: another learning rate."
+            )
+    return list(dict.fromkeys(found))
+
+
+def data_sheet(records: Sequence[RunRecord]) -> Sheet:
+    """Return counts, classes and shape of the data, where the records have them; several data sets in turn."""
+    sets = {str(record.data["fingerprint"]): record.data for record in records if record.data is not None}
+    rows: dict[str, dict[str, None]] = {}
+    for facts in sets.values():
+        for name, words in _data_words(facts).items():
+            rows.setdefault(name, {})[words] = None
+    return Sheet("Data", ("Entry", "Value"), tuple((name, "; ".join(found)) for name, found in rows.items()))
+
+
+def _data_words(facts: Mapping[str, Any]) -> dict[str, str]:
+    found = {"training samples": f"{facts['train']:,}", "test samples": f"{facts['test']:,}"}
+    if facts.get("shape"):
+        found["shape of a sample"] = " × ".join(map(str, facts["shape"]))
+    counts = {part: each for part, each in (facts.get("of_each_class") or {}).items() if each}
+    names = facts.get("classes") or range(max(map(len, counts.values()), default=0))
+    if names:
+        rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        found["classes"] = f"{len(names)}: {', '.join(map(str, names[:NAMED]))}{rest}"
+    for part, each in counts.items():
+        low, high = min(each), max(each)
+        found[f"{part} samples of a class"] = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    found["fingerprint"] = str(facts["fingerprint"])
+    return found
+
+
+def run_data(conditions: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
+    """Return every run as the page's downloads have it: what it was, what it reached, and its epochs by column."""
+    runs = []
+    for condition, records in conditions.items():
+        for record in records:
+            columns = dict.fromkeys(key for line in record.epochs for key in line if key != "kind")
+            first = {key: value for key, value in record.run.items() if key not in ("kind", "format")}
+            epochs = {key: [line.get(key) for line in record.epochs] for key in columns}
+            end = {key: value for key, value in (record.end or {}).items() if key != "kind"}
+            runs.append({"condition": condition, **first, "epochs": epochs, "end": end or None})
+    return runs

@@ -76,8 +76,8 @@ def as_rows(sheet: Sheet) -> list[dict[str, str | int | float]]:
 def formatted(sheets: Sequence[Sheet], form: Form, width: int | None = None) -> str:
     """Give tables as text in the form that was asked for; of several, CSV and Markdown have an empty line between."""
     if form == "json":
-        told = [{"title": sheet.title, "rows": as_rows(sheet)} for sheet in sheets]
-        return json.dumps(told, indent=1, ensure_ascii=False)
+        parts = [{"title": sheet.title, "rows": as_rows(sheet)} for sheet in sheets]
+        return json.dumps(parts, indent=1, ensure_ascii=False)
     if form == "csv":
         return "\n\n".join(map(as_csv, sheets))
     if form == "md":

@@ -3,52 +3,49 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from esam.optim import METHODS
 from esam.report.groups import SeedGroup, sections
+from esam.report.measured import Difference, Measured, difference
 from esam.train.record import RunRecord
 
 FITTED = 0.95
 """A method fits its training data when it gets this share of the right labels right."""
-
+BITS = ("8", "4")
+"""Weights rounded to so many bits, where a record says what they reach."""
 QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
 COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A measurement over seeds: mean, sample standard deviation (None for a single seed) and the number of seeds."""
-
-    mean: float
-    std: float | None
-    n: int
-
-
-@dataclass(frozen=True)
 class MethodSummary:
-    """One method under one condition; finished runs only. A Spread is None where no run measured it."""
+    """One method under one condition; finished runs only. A measurement is None where no run has it."""
 
     group: SeedGroup
-    accuracy: Spread | None
+    accuracy: Measured | None
     """Test accuracy after the last epoch, a share from 0 to 1."""
-    best: Spread | None
-    """Test accuracy of each run's best epoch: chosen on the test data, so it flatters. None where runs have but one."""
-    test_loss: Spread | None
-    test_metric: Spread | None
+    test_loss: Measured | None
+    test_metric: Measured | None
     """A user's own measure on the test data."""
-    train_loss: Spread | None
-    train_accuracy: Spread | None
-    sharpness: Spread | None
-    images_per_second: Spread | None
-    seconds: Spread | None
-    cpu_seconds: Spread | None
-    peak_memory: Spread | None
-    forwards: Spread | None
-    backwards: Spread | None
-    base: MethodSummary | None
+    train_loss: Measured | None
+    train_accuracy: Measured | None
+    sharpness: Measured | None
+    images_per_second: Measured | None
+    seconds: Measured | None
+    cpu_seconds: Measured | None
+    peak_memory: Measured | None
+    """Of an accelerator; a process on CPUs mostly holds its libraries, which says nothing of a method."""
+    forwards: Measured | None
+    backwards: Measured | None
+    drops: dict[str, Measured]
+    """Accuracy lost when the weights are rounded to 8 and 4 bits."""
+    base: MethodSummary | None = None
     """What this one is measured against: the base optimizer; else the fastest method; None where nothing is timed."""
+    processor_time: bool = False
+    """Whether times in this comparison are the processor's, which other programs do not disturb, not the clock's."""
 
     @property
     def name(self) -> str:
@@ -61,30 +58,38 @@ class MethodSummary:
         return len(self.group.finished)
 
     @property
+    def diverged(self) -> int:
+        """How many runs ended because their loss was no finite number."""
+        return sum(run.diverged for run in self.group.unfinished)
+
+    @property
     def is_base(self) -> bool:
         """Whether the others are measured against this one."""
         return self.base is not None and self.base.group is self.group
 
     @property
-    def gain(self) -> float | None:
-        """Percentage points of accuracy over the base."""
-        ours, theirs = self.accuracy, self.base and self.base.accuracy
-        return 100 * (ours.mean - theirs.mean) if ours and theirs else None
+    def gain(self) -> Difference | None:
+        """Percentage points of accuracy over the base, with a 95 % interval; None with a single seed."""
+        if self.base is None or self.is_base or self.accuracy is None or self.base.accuracy is None:
+            return None
+        return difference(self.accuracy.times(100), self.base.accuracy.times(100))
+
+    @property
+    def time(self) -> Measured | None:
+        """Seconds of training, of the processor or of the clock as ``processor_time`` says."""
+        return self.cpu_seconds if self.processor_time else self.seconds
 
     @property
     def time_ratio(self) -> float | None:
-        """Mean training time over the base's: of the processor where both were on CPUs, not of the clock."""
-        if self.base is None:
-            return None
-        ours, theirs = self.seconds, self.base.seconds
-        if self.on_cpus and self.base.on_cpus and self.cpu_seconds and self.base.cpu_seconds:
-            ours, theirs = self.cpu_seconds, self.base.cpu_seconds
+        """Mean training time over the base's, both of the same kind."""
+        ours, theirs = self.time, self.base and self.base.time
         return ours.mean / theirs.mean if ours and theirs and theirs.mean else None
 
     @property
-    def on_cpus(self) -> bool:
-        """Whether no accelerator did the work, so that processor time tells all of it."""
-        return all(str(run.run["environment"].get("device", "cpu")) == "cpu" for run in self.group.finished)
+    def counted_ratio(self) -> float | None:
+        """What training should cost over the base's, by its passes and its number of epochs."""
+        ours, theirs = self._units(), self.base._units() if self.base else None
+        return ours / theirs if ours and theirs else None
 
     @property
     def fitted(self) -> bool:
@@ -93,6 +98,22 @@ class MethodSummary:
         right = 1 - noise if isinstance(noise, (int, float)) else 1
         return self.train_accuracy is None or self.train_accuracy.mean >= FITTED * right
 
+    def effective(self) -> dict[str, Any]:
+        """Return the method's settings as they took effect."""
+        run = self.group.runs[0]
+        recorded = (run.run.get("effective") or {}).get("method")
+        if recorded is None and self.group.method in METHODS:
+            recorded = METHODS[self.group.method].effective(run.config.get("settings", {}))
+        return dict(recorded or {})
+
+    def _units(self) -> float | None:
+        row = METHODS.get(self.group.method)
+        if row is not None:
+            config = self.group.runs[0].config
+            return row.units(config.get("settings", {})) * (config.get("epochs") or 1)
+        passes = self.forwards, self.backwards
+        return passes[0].mean + 2 * passes[1].mean if passes[0] and passes[1] else None
+
 
 def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     """Average the finished runs of each method, condition by condition; the base comes first."""
@@ -100,6 +121,9 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
 
 
 def _against_base(methods: Sequence[MethodSummary]) -> list[MethodSummary]:
+    finished = [one for one in methods if one.n]
+    processor = all(one.cpu_seconds is not None and _on_cpus(one.group.finished) for one in finished)
+    methods = [dataclasses.replace(one, processor_time=processor) for one in methods]
     speeds = [(one.images_per_second.mean, one) for one in methods if one.images_per_second is not None]
     fastest = max(speeds, key=lambda pair: pair[0])[1] if speeds else None
     base = next((one for one in methods if one.group.method == "base"), fastest)
@@ -108,19 +132,22 @@ def _against_base(methods: Sequence[MethodSummary]) -> list[MethodSummary]:
 
 def _summary(group: SeedGroup) -> MethodSummary:
     ends = [run.end for run in group.finished if run.end is not None]
-    several = any(sum(line.get("test_accuracy") is not None for line in run.epochs) > 1 for run in group.finished)
+    figures: dict[str, Any] = {key: Measured.of(end.get(key) for end in ends) for key in QUALITY + COST}
+    figures["peak_memory"] = None if _on_cpus(group.finished) else figures["peak_memory"]
+    drops = {bits: Measured.of(_drop(end, bits) for end in ends) for bits in BITS}
     return MethodSummary(
         group,
-        accuracy=spread_of(end["test_accuracy"].get("last") for end in ends),
-        best=spread_of(end["test_accuracy"].get("best") for end in ends if several),
-        base=None,
-        **{key: spread_of(end.get(key) for end in ends) for key in QUALITY + COST},
+        accuracy=Measured.of(end["test_accuracy"].get("last") for end in ends),
+        drops={bits: drop for bits, drop in drops.items() if drop is not None},
+        **figures,
     )
 
 
-def spread_of(found: Iterable[float | None]) -> Spread | None:
-    """Return mean, deviation and count of the values that are known; None where none is."""
-    values = [float(value) for value in found if value is not None]
-    if not values:
-        return None
-    return Spread(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None, len(values))
+def _drop(end: dict[str, Any], bits: str) -> float | None:
+    rounded = end.get("rounded_accuracy") or {}
+    full, few = rounded.get("32"), rounded.get(bits)
+    return full - few if full is not None and few is not None else None
+
+
+def _on_cpus(runs: Sequence[RunRecord]) -> bool:
+    return all(str(run.run["environment"].get("device", "cpu")) == "cpu" for run in runs)

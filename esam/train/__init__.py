@@ -8,23 +8,22 @@ from typing import TYPE_CHECKING, Any
 from .config import Config
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint
+    from .checkpoint import Checkpoint, Progress
     from .evaluation import evaluate
     from .loop import cosine, fit
-    from .resume import Progress
-    from .runs import run
+    from .runner import run
     from .task import Task
 
 __all__ = ["Checkpoint", "Config", "Progress", "Task", "cosine", "evaluate", "fit", "run"]
 
 _HOME = {
     "Checkpoint": "checkpoint",
-    "Progress": "resume",
+    "Progress": "checkpoint",
     "Task": "task",
     "cosine": "loop",
     "evaluate": "evaluation",
     "fit": "loop",
-    "run": "runs",
+    "run": "runner",
 }
 
 

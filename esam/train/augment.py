@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from esam.train.names import did_you_mean
+from .config import did_you_mean
 
 if TYPE_CHECKING:
-    from esam.train.data.share import Rows
+    from .distributed import Rows
 
 Normaliser = Callable[[Tensor], Tensor]
 Augmentation = Callable[[Tensor, Normaliser, torch.Generator, "Rows | None"], Tensor]

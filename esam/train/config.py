@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
-
-from .history import ALIASES, modern_config
-from .names import did_you_mean
 
 if TYPE_CHECKING:
     from esam.optim import Method
@@ -23,12 +22,14 @@ class Config:
     """`digits` (embedded), a hub name such as uoft-cs/cifar10, a folder of images, or package.module:function."""
     model: str = "cnn"
     """A name from `esam models`, timm/NAME where timm is installed, or package.module:function."""
-    method: str = "esam"
-    """A name from `esam methods`; base is the base optimizer alone."""
+    method: str = "sam"
+    """A name from `esam methods`, or package.module:Class; base is the base optimizer alone."""
     seed: int = 0
     """Decides initial weights, order, augmentation and masks; the same for every method."""
     epochs: int = 30
+    """Passes over the training data. Commands that are not given it train more on small data: 1,000 steps at least."""
     batch_size: int = 128
+    """Samples a step. Commands that are not given it take smaller batches of small data, down to 16."""
     evaluate_every: int = 1
     """Evaluate after every so many epochs, and after the last."""
 
@@ -38,9 +39,13 @@ class Config:
     optimizer: Literal["sgd", "adamw"] = "sgd"
     """The base optimizer."""
     lr: float = 0.1
+    """Learning rate of the base optimizer; adamw wants one of about 0.001."""
     momentum: float = 0.9
+    """Of sgd."""
     weight_decay: float = 5e-4
+    """Of the base optimizer."""
     schedule: Literal["cosine", "constant"] = "cosine"
+    """How the learning rate goes on from there: falling to 0, or as it is."""
     warmup: float = 0.0
     """Epochs over which the learning rate rises from 0; the schedule follows."""
     budget: float | None = None
@@ -55,12 +60,16 @@ class Config:
     validation: bool = False
     """Evaluate on training images that train_size leaves out, not on the test set: for tuning."""
     label_column: str | None = None
+    """Of hub data: the column with the labels, where it cannot be guessed."""
     image_column: str | None = None
+    """Of hub data: the column with the pictures, where it cannot be guessed."""
     size: int | None = None
     """Resize images to this many pixels a side; needed where they differ in size."""
 
     precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """What the passes are computed in; weights stay float32."""
     device: str = "auto"
+    """cpu, cuda, cuda:1, ...; auto: an accelerator where there is one."""
     threads: int | None = None
     """CPU threads; None: torch's own choice."""
     strategy: Literal["ddp", "fsdp"] = "ddp"
@@ -77,9 +86,6 @@ class Config:
     tuned: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Where a search chose some of the values: what it tried, and what it chose; it does not tell runs apart."""
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "method", ALIASES.get(self.method, self.method))
-
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
         apart = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
@@ -94,7 +100,7 @@ class Config:
         row = find_method(self.method)
         fresh = Config().as_json()
         own = {name: value for name, value in self.as_json().items() if value != fresh[name] and name not in _APART}
-        return {**own, "method": row.build.__name__, "settings": row.effective(self.settings)}
+        return {**own, "method": self.method, "settings": row.effective(self.settings)}
 
     def id(self) -> str:
         """Return the twelve hexadecimal digits that stand for the identity."""
@@ -104,12 +110,13 @@ class Config:
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""
-        mine, theirs = ({**config.as_json(), **config.identity()} for config in (self, other))
+        mine, theirs = self.as_json(), other.as_json()
         names = [name for name in mine if name == "method" or name not in _APART]
         found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
-        if "method" in found:
-            found["method"] = (self.method, other.method)
-        ours, others = mine["settings"], theirs["settings"]
+        if "method" in found:  # and the settings of two methods are not compared; a record's method is not imported
+            return found
+        row = find_method(self.method)
+        ours, others = row.effective(self.settings), row.effective(other.settings)
         for name in dict.fromkeys([*ours, *others]):
             if ours.get(name) != others.get(name):
                 found[name] = (ours.get(name), others.get(name))
@@ -141,6 +148,8 @@ class Config:
                 "compile and checkpointing do not go together: a compiled graph cannot tell when a block "
                 "runs for the second time; leave one of them out"
             )
+        if self.seed > MOST_SEED:
+            told.append(f"seed must be at most {MOST_SEED}, got {self.seed}")
         if self.threads is not None and self.threads > MOST_THREADS:
             told.append(f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice")
         if not 0 <= self.label_noise <= 1:
@@ -150,7 +159,6 @@ class Config:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
         """Take back what ``as_json`` gave; a setting that this version does not know is refused."""
-        values = modern_config(values)
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
@@ -159,6 +167,29 @@ class Config:
         return cls(**{**values, "notes": tuple(values.get("notes", ()))})
 
 
+def suited(config: Config, samples: int, *, epochs: bool = True, batch_size: bool = True) -> Config:
+    """Return the configuration with the batch size and the epochs that suit so many training samples, where asked for.
+
+    Small data need smaller batches and more epochs: 30 epochs of 300 samples in batches of 128 are 90 steps, which fit
+    nothing.
+
+    >>> small, usual = suited(Config(), 300), suited(Config(), 50_000)
+    >>> (small.batch_size, small.epochs), (usual.batch_size, usual.epochs)
+    ((16, 53), (128, 30))
+    """
+    if batch_size:
+        fits = 2 ** int(math.log2(max(1, samples // LEAST_BATCHES)))
+        config = dataclasses.replace(config, batch_size=max(LEAST_BATCH, min(Config.batch_size, fits)))
+    if epochs:
+        wanted = math.ceil(LEAST_STEPS / math.ceil(samples / config.batch_size))
+        config = dataclasses.replace(config, epochs=max(Config.epochs, min(MOST_EPOCHS, wanted)))
+    return config
+
+
+LEAST_STEPS, MOST_EPOCHS = 1_000, 200
+LEAST_BATCH, LEAST_BATCHES = 16, 16
+"""What ``suited`` aims at: so many steps, by at most so many epochs; batches of so many, and so many an epoch."""
+MOST_SEED = 2**63 - 1
 MOST_THREADS = 1024
 """More than any machine has cores for one process; torch ends the process when it cannot start them."""
 _RANGES: dict[str, tuple[float, str]] = {
@@ -193,10 +224,73 @@ _APART = (
 
 
 def find_method(name: str) -> Method:
-    """Return the registry's row of that name."""
+    """Return the registry's row of that name; ``package.module:Class`` is a method of the user's own."""
     from esam.optim import METHODS
 
-    name = ALIASES.get(name, name)
+    if is_factory(name):
+        return _own_method(name)
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
     return METHODS[name]
+
+
+def _own_method(name: str) -> Method:
+    from esam.optim import Method, SharpnessAware
+
+    from .task import find_factory
+
+    found = find_factory(name)
+    if not (isinstance(found, type) and issubclass(found, SharpnessAware)):
+        raise ValueError(f"{name} must be a class that derives from esam.SharpnessAware, got {found!r:.80}")
+    summary = (found.__doc__ or "A method of your own.").splitlines()[0]
+    return Method(found.__name__, summary, found, None, lambda _: math.nan)
+
+
+FACTORY = re.compile(r"[\w.-]+:[\w.]*")
+
+
+def is_factory(name: str) -> bool:
+    """Whether a name is that of something importable: ``package.module:function``."""
+    return FACTORY.fullmatch(name) is not None
+
+
+def effective_settings(config: Config) -> dict[str, Any]:
+    """Return the method's settings as they take effect, without those that are not set."""
+    found = find_method(config.method).effective(config.settings)
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def describe_method(config: Config) -> str:
+    """Return the method's settings in words: "rho 0.05, gamma 0.5"."""
+    plain = {n: f"{v:g}" if isinstance(v, float) else str(v) for n, v in effective_settings(config).items()}
+    return ", ".join(f"{name} {value}" for name, value in plain.items()) or "no settings"
+
+
+def describe_run(config: Config) -> str:
+    """Return the run in words: base optimizer, length, batches, schedule, data and model."""
+    base = {"lr": config.lr, "weight decay": config.weight_decay}
+    if config.optimizer == "sgd":
+        base["momentum"] = config.momentum
+    length = f"{config.epochs} epochs" if config.budget is None else f"{config.budget:g} seconds"
+    optimizer = ", ".join([config.optimizer, *(f"{name} {value:g}" for name, value in base.items()), config.schedule])
+    return f"{length} of {config.model} on {config.data}, batches of {config.batch_size}; {optimizer}"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Give a question with the nearest known name, such as `` Did you mean 'digits'?``, or nothing when none is near.
+
+    Names are compared whole and by their last part, so that ``cifar10`` finds ``uoft-cs/cifar10``, and in lower case.
+    """
+    known = list(known)
+    if name in known:  # whatever is wrong, it is not the name
+        return ""
+    full_names = {form.lower(): full for full in known for form in (last_part(full), full)}
+    for form in (name, last_part(name)):
+        if near := difflib.get_close_matches(form.lower(), full_names, n=1):
+            return f" Did you mean {full_names[near[0]]!r}?"
+    return ""
+
+
+def last_part(name: str) -> str:
+    """Give what stands behind the last slash."""
+    return name.rstrip("/").rsplit("/", 1)[-1]

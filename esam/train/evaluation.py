@@ -10,16 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .data.share import Part
-from .inputs import Batch, on_device, outputs_of, unwrapped
-from .ranks import Ranks
+from .distributed import Part, Ranks
+from .samples import Batch, on_device, outputs_of, unwrapped
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
-"""(outputs, targets) -> one number per sample; their mean is told."""
+"""(outputs, targets) -> one number per sample; their mean is recorded."""
 
 MOST_CLASSES = 1_000
-"""With more, the accuracy on each is told to nobody."""
+"""Above this, accuracy per class is not recorded."""
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -61,7 +60,7 @@ def evaluate(
                     total += float(loss(outputs, y).sum())
             if part.counted == 0:
                 continue
-            if _are_classes(outputs, y):
+            if are_classes(outputs, y):
                 correct += int((outputs.argmax(1) == y).sum())
                 labels += y.numel()
             if metric is not None:
@@ -90,7 +89,7 @@ def class_accuracy(
             with autocast(device, precision):
                 outputs = outputs_of(model, on_device(part.x, device)).cpu()
             y = part.y.cpu()
-            if y.dim() != 1 or not _are_classes(outputs, y) or outputs.shape[1] > MOST_CLASSES or int(y.min()) < 0:
+            if y.dim() != 1 or not are_classes(outputs, y) or outputs.shape[1] > MOST_CLASSES or int(y.min()) < 0:
                 without += 1
                 if not ranks.several:  # where there are others, they may wait for this rank's shards
                     break
@@ -127,7 +126,8 @@ def _looking_at(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _are_classes(outputs: Tensor, targets: Tensor) -> bool:
+def are_classes(outputs: Tensor, targets: Tensor) -> bool:
+    """Whether the targets are numbers of classes that the outputs score."""
     return outputs.dim() == targets.dim() + 1 and not targets.is_floating_point()
 
 

@@ -14,13 +14,13 @@ import torch
 from esam.extras import require
 from esam.files import write_atomically
 
-from .saved import SavedRun
+from .loaded_run import LoadedRun
 
 BATCH = 2
 """Samples in the example that a graph is traced with; 1 would be taken for a constant."""
 
 
-def write_onnx(run: SavedRun, path: Path) -> None:
+def write_onnx(run: LoadedRun, path: Path) -> None:
     """Write the model as an ONNX graph for batches of any size; classes and normalisation stand beside it as JSON."""
     require("onnx", "onnxscript", purpose="exporting to ONNX")
     shape, kind = run.about.get("shape"), str(run.about.get("dtype") or "torch.float32").removeprefix("torch.")

@@ -17,16 +17,15 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esam.optim import Base, SharpnessAware
 
-from .checkpoint import Checkpoint
-from .data.share import Part
+from .checkpoint import Checkpoint, Progress, Resumable
+from .config import Config, did_you_mean
+from .distributed import Part, Ranks, share_buffers
 from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
-from .inputs import Batch, Inputs, on_device, outputs_of, rows_of
-from .names import did_you_mean
-from .ranks import Ranks
-from .resume import Progress, Resumable
-from .spread import share_buffers
+from .samples import Batch, Inputs, on_device, outputs_of
 
 Schedule = Callable[[float], float]
+OnBatch = Callable[[int, int, int], None]
+"""(epoch from 1, batch from 0, batches of an epoch); called before each batch."""
 
 
 @runtime_checkable
@@ -59,6 +58,15 @@ def warmed(schedule: Schedule | None, share: float) -> Schedule:
     return factor
 
 
+SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
+
+
+def schedule_of(config: Config) -> Schedule | None:
+    """Return the factor on the learning rate by progress, warm-up included."""
+    schedule = SCHEDULES[config.schedule]
+    return warmed(schedule, config.warmup / config.epochs) if config.warmup else schedule
+
+
 def evaluation_weights(optimizer: Optimizer) -> AbstractContextManager[Any]:
     """Put the weights that the optimizer means to be used (an average, say) into the model inside the block."""
     chosen: AbstractContextManager[Any] = getattr(optimizer, "evaluation_weights", nullcontext)()
@@ -81,6 +89,7 @@ def fit(
     on_epoch: Callable[[dict[str, Any]], None] | None = None,
     metric: Metric | None = None,
     ranks: Ranks | None = None,
+    on_batch: OnBatch | None = None,
 ) -> Progress:
     """Train, and return how far it came: to the end, or to an epoch whose loss was not finite (``diverged``).
 
@@ -103,6 +112,7 @@ def fit(
         metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
         ranks: Those that train together; ``model`` is then in DistributedDataParallel or sharded, and ``train`` gives
             the same batches on every rank, which takes its part of each. Rank 0 writes.
+        on_batch: Called before each batch with the epoch, the batch's number and how many an epoch has.
     """
     ranks = ranks or Ranks()
     if epochs < 0 or (budget is not None and not 0 < budget < math.inf):
@@ -127,7 +137,7 @@ def fit(
     progress = resumable.load(checkpoint)
     pace = _Pace(schedule if callable(schedule) else None, epochs, budget, ranks)
     while not (progress.diverged or pace.over(progress)):
-        metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler)
+        metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler, on_batch)
         share_buffers(model, ranks)
         if isinstance(schedule, LRScheduler):
             schedule.step()
@@ -181,12 +191,12 @@ def _train_epoch(
     loss: Loss,
     precision: str,
     scaler: GradScaler | None,
+    on_batch: OnBatch | None,
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device, ranks = next(model.parameters()).device, pace.ranks
     parts = _parts(train, progress.epoch + 1, ranks)
     steps = _length(train)
-    trajectory, rows = _trajectory(optimizer, train, progress.epoch + 1)
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
     losses: list[Tensor] = []
@@ -196,27 +206,19 @@ def _train_epoch(
         seconds = pace.clock(progress.seconds + time.perf_counter() - started)
         if pace.spent(seconds):
             break
+        if on_batch is not None:
+            on_batch(progress.epoch + 1, number, steps or 0)
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
         x, y, weight = on_device(part.x, device), part.y.to(device), ranks.share.weight(part)
-        seen = rows[sum(sizes) :][: part.whole][ranks.share.rows(part.whole).slice]
 
-        def closure(
-            keep: slice | Tensor, x: Inputs = x, y: Tensor = y, seen: Tensor = seen, weight: float = weight
-        ) -> Tensor:
-            whole = isinstance(keep, slice)
-            targets = y if whole else y[keep]
-            samples["forward"] += len(targets)
-            samples["backward"] += len(targets) if torch.is_grad_enabled() else 0
+        def loss_of(x: Inputs, y: Tensor, weight: float = weight) -> Tensor:
+            samples["forward"] += len(y)
+            samples["backward"] += len(y) if torch.is_grad_enabled() else 0
             with autocast(device, precision):
-                outputs = outputs_of(model, x if whole else rows_of(x, keep))
-                own = loss(outputs, targets)
-                own = own if trajectory is None else own + trajectory(outputs, seen[keep])
-                return own if weight == 1 else weight * own  # ranks' parts may differ by a sample
+                losses = loss(outputs_of(model, x), y)
+                return losses if weight == 1 else weight * losses  # ranks' parts may differ by a sample
 
-        if optimizer.reads_losses and len(seen) == len(y):  # a ranking that keeps the same samples is told of
-            optimizer.watch.samples(seen)
-        at_theta = optimizer.step(closure, scaler=scaler, batch_size=len(y))
-        assert at_theta is not None, "a step with a closure returns its loss"
+        at_theta = optimizer.step(loss_of, x, y, scaler=scaler)
         losses.append(at_theta)
         if scaler is not None:
             scaler.update()
@@ -261,26 +263,6 @@ def _parts(train: Epochs | Iterable[Batch], number: int, ranks: Ranks) -> Iterat
         found: Iterator[Part] = train.parts(number, ranks.share)
         return found
     return ranks.share.parts(train.epoch(number) if isinstance(train, Epochs) else train)
-
-
-def _trajectory(
-    optimizer: SharpnessAware, train: Epochs | Iterable[Batch], number: int
-) -> tuple[Callable[[Tensor, Tensor], Tensor] | None, Tensor]:
-    """Return the loss that an optimizer adds from earlier outputs for the same samples, if it has one, and the order.
-
-    It takes outputs and the samples' positions in the training set.
-    """
-    added: Callable[[Tensor, Tensor], Tensor] | None = getattr(optimizer, "trajectory_loss", None)
-    if added is None and optimizer.reads_losses and hasattr(train, "order"):
-        return None, train.order(number)
-    if added is None:
-        return None, torch.empty(0, dtype=torch.long)
-    if not hasattr(train, "order"):
-        raise ValueError(
-            f"{type(optimizer).__name__} must know which samples a batch holds; pass batches with order(epoch), such "
-            "as esam.train.task.TaskBatches"
-        )
-    return added, train.order(number).to(next(optimizer.model.parameters()).device)
 
 
 def _length(train: Epochs | Iterable[Batch]) -> int | None:

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esam.optim.taking import size_of
+from esam.optim.indexing import size_of
 
-from .data.sources import ENDINGS
-from .inputs import Inputs, rows_of
-from .saved import SavedRun
+from .datasets import ENDINGS
+from .loaded_run import LoadedRun
+from .samples import Inputs, rows_of
 
 Reader = Callable[[Path], Inputs]
 """A file -> inputs as the model takes them, a sample in each row: a tensor, or tensors by name."""
@@ -41,7 +41,7 @@ class Prediction:
     error: str | None = None
 
 
-def predictions(run: SavedRun, files: Iterable[str | Path], *, read: Reader | None = None) -> Iterator[Prediction]:
+def predictions(run: LoadedRun, files: Iterable[str | Path], *, read: Reader | None = None) -> Iterator[Prediction]:
     """Give one prediction for each picture, or for each row of each table, in the order of the files.
 
     A folder stands for the pictures in it. A file that cannot be read gives a prediction with an ``error``, and the
@@ -53,11 +53,20 @@ def predictions(run: SavedRun, files: Iterable[str | Path], *, read: Reader | No
             count = size_of(inputs) or 0
             parts = [rows_of(inputs, slice(start, start + BATCH)) for start in range(0, count, BATCH)]
             outputs = torch.cat([run(part) for part in parts])
+            bad = _not_finite(inputs)
         except (ValueError, OSError, RuntimeError) as error:
             yield Prediction(str(file), error=str(error))
             continue
         for row, output in enumerate(outputs):
-            yield _prediction(run, str(file), row if several else None, output)
+            number = row if several else None
+            if row in bad:
+                yield Prediction(
+                    str(file), number, error=f"{file}, row {row}, column {bad[row]} is not a finite number"
+                )
+            elif not output.isfinite().all():
+                yield Prediction(str(file), number, error=f"{file}: the model's output for row {row} is not finite")
+            else:
+                yield _prediction(run, str(file), number, output)
 
 
 def as_csv(found: Sequence[Prediction]) -> str:
@@ -88,7 +97,7 @@ def as_json(found: Sequence[Prediction]) -> str:
     return json.dumps(lines, indent=1, ensure_ascii=False) + "\n"
 
 
-def _prediction(run: SavedRun, file: str, row: int | None, output: Tensor) -> Prediction:
+def _prediction(run: LoadedRun, file: str, row: int | None, output: Tensor) -> Prediction:
     last = (run.record.end or {}).get("test_accuracy", {}).get("last")
     if output.dim() != 1 or (run.classes is None and last is None):
         return Prediction(file, row, values={str(n): value for n, value in enumerate(output.flatten().tolist())})
@@ -96,6 +105,14 @@ def _prediction(run: SavedRun, file: str, row: int | None, output: Tensor) -> Pr
     shares = output.double().softmax(0).tolist()
     best = max(range(len(shares)), key=shares.__getitem__)
     return Prediction(file, row, names[best], shares[best], dict(zip(names, shares, strict=True)))
+
+
+def _not_finite(inputs: Inputs) -> dict[int, int]:
+    """Return the rows of a tensor that hold NaN or infinity, each with the first such column, both from 0."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return {}
+    wrong = (~inputs.isfinite()).flatten(1) if inputs.dim() > 1 else (~inputs.isfinite()).unsqueeze(1)
+    return {row: int(wrong[row].int().argmax()) for row in wrong.any(1).nonzero().flatten().tolist()}
 
 
 def _all_files(files: Iterable[str | Path]) -> Iterator[Path]:
@@ -106,7 +123,7 @@ def _all_files(files: Iterable[str | Path]) -> Iterator[Path]:
             yield file
 
 
-def _inputs(run: SavedRun, file: Path, read: Reader | None) -> tuple[bool, Inputs]:
+def _inputs(run: LoadedRun, file: Path, read: Reader | None) -> tuple[bool, Inputs]:
     """Return whether a file holds several samples, and its inputs."""
     if not file.is_file():
         raise ValueError(f"there is no file {file}")
@@ -146,7 +163,7 @@ def _csv_numbers(file: Path) -> np.ndarray[Any, Any]:
     return np.array(lines, dtype=np.float64)
 
 
-def _shaped(run: SavedRun, file: Path, numbers: Tensor) -> Tensor:
+def _shaped(run: LoadedRun, file: Path, numbers: Tensor) -> Tensor:
     shape = run.about.get("shape")
     if shape is None:
         return numbers.float()

@@ -7,20 +7,22 @@ an epoch, one "end" line. JSON has no NaN or infinity: a number that is not fini
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import json
 import math
 import os
-from collections.abc import Mapping
+import platform
+import subprocess
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from esam.files import explained, write_atomically, write_through
+from esam.files import with_disk_full_hint, write_atomically, write_through
 
-from .environment import environment
-from .history import modern_run
+from .packed import SUFFIX, is_pack, read_pack
 
 FORMAT = 1
 RECORD_NAME = "record.jsonl"
@@ -151,13 +153,17 @@ class RecordWriter:
         except OSError as error:
             with suppress(OSError):
                 os.truncate(self.path, size)
-            raise explained(error, self.path) from error
+            raise with_disk_full_hint(error, self.path) from error
 
 
 def read_record(path: str | Path) -> RunRecord:
     """Read one record; a last line that was torn by a kill is left out."""
     path = Path(path)
-    texts = path.read_bytes().rstrip().split(b"\n")
+    return _record_of(path, path.read_bytes())
+
+
+def _record_of(path: Path, data: bytes) -> RunRecord:
+    texts = data.rstrip().split(b"\n")
     lines: list[Line] = []
     for number, text in enumerate(texts, start=1):
         where = f"{path}, line {number}"
@@ -171,34 +177,36 @@ def read_record(path: str | Path) -> RunRecord:
         _check_place(line, lines, where)
         lines.append(line)
     end = lines.pop() if lines[-1]["kind"] == "end" else None
-    return RunRecord(path=path, run=modern_run(lines[0]), epochs=tuple(lines[1:]), end=end)
-
-
-def read_first_line(path: Path) -> Line:
-    """Read what a record's run was asked to do, without the rest of it."""
-    with path.open("rb") as file:
-        line = json.loads(file.readline())
-    _check_line(line, f"{path}, line 1")
-    return modern_run(line)
+    return RunRecord(path=path, run=lines[0], epochs=tuple(lines[1:]), end=end)
 
 
 def read_records(folder: str | Path, *, broken: list[str] | None = None) -> list[RunRecord]:
-    """Read every record in the folder and below it, sorted by name and seed.
+    """Read every record in the folder and below it, or in a pack, sorted by name and seed.
 
     A record that cannot be read is refused; with a list ``broken``, what is wrong goes there and the others are read.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder: give the folder that holds the runs")
+    if not folder.is_dir() and not (is_pack(folder) and folder.exists()):
+        raise ValueError(f"{folder} is not a folder: give the folder that holds the runs, or a pack (NAME{SUFFIX})")
     records = []
-    for path in sorted(folder.rglob(RECORD_NAME)):
+    for path, data in sorted(_texts(folder)):
         try:
-            records.append(read_record(path))
+            records.append(_record_of(path, data))
         except ValueError as error:
             if broken is None:
                 raise
             broken.append(str(error))
     return sorted(records, key=lambda record: (record.name, record.seed))
+
+
+def _texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
+    """Give the records of a folder or a pack, each with the path that it has or had."""
+    if is_pack(folder):
+        for name, lines in read_pack(folder).items():
+            if Path(name).name == RECORD_NAME:
+                yield folder / name, b"".join(map(encode, lines))
+    else:
+        yield from ((path, path.read_bytes()) for path in folder.rglob(RECORD_NAME))
 
 
 def config_id(config: Mapping[str, Any]) -> str:
@@ -259,3 +267,44 @@ def _check_place(line: Line, before: list[Line], where: str) -> None:
     last = before[-1]["epoch"] if len(before) > 1 else 0
     if line["kind"] == "epoch" and line["epoch"] <= last:
         raise ValueError(f"{where}: epoch {line['epoch']} follows epoch {last}; epochs must rise")
+
+
+def environment(device: str = "cpu") -> dict[str, str | int | None]:
+    """What a measurement was taken with: versions, commit, hardware; never a path, a host name or a user name."""
+    import torch  # here, so that reading records does without it
+
+    on_gpu = device.startswith("cuda") and torch.cuda.is_available()
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "esam": _esam_version(),
+        "commit": _commit(Path(__file__).resolve().parents[2]),
+        "device": device,
+        "hardware": torch.cuda.get_device_name(device) if on_gpu else _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _esam_version() -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version("torch-esam")
+    return None
+
+
+def _commit(checkout: Path) -> str | None:
+    if not (checkout / ".git").exists():  # installed: a repository further up would be somebody else's
+        return None
+    command = "git --no-optional-locks describe --always --dirty --abbrev=40 --exclude=*"
+    with suppress(OSError, subprocess.SubprocessError):
+        done = subprocess.run(command.split(), cwd=checkout, capture_output=True, text=True, timeout=10, check=True)
+        return done.stdout.strip()
+    return None
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,15 +1,90 @@
-"""What do the samples of a user's own data hold, and which of them are taken?"""
+"""What do samples and batches hold, and how does a model take them? Tensors, or tensors by name."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
-from .inputs import Inputs, as_pair, rows_of
+from esam.optim import take
+
+Inputs = Any
+"""A tensor, or a mapping of tensors with a row for each sample."""
+Batch = tuple[Inputs, Tensor]
+TARGETS = ("labels", "label", "targets", "target", "y")
+"""What the targets are called in a batch that is one mapping; the first that is there is taken."""
+
+
+def as_pair(batch: Any) -> Batch:
+    """Return a batch as inputs and targets; of a mapping, the targets are what goes by one of their usual names."""
+    if isinstance(batch, Mapping):
+        name = next((name for name in TARGETS if name in batch), None)
+        if name is not None:
+            return {key: value for key, value in batch.items() if key != name}, batch[name]
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        got = f" of {len(batch)}" if isinstance(batch, (tuple, list)) else ""
+        got = f" with {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else got
+        raise ValueError(
+            f"data must give pairs (inputs, targets), or a dict with {' or '.join(TARGETS[:2])}, got a "
+            f"{type(batch).__name__}{got}; pair them in the Dataset, or in the collate_fn of a DataLoader"
+        )
+    return batch[0], batch[1]
+
+
+def on_device(inputs: Inputs, device: torch.device | str) -> Inputs:
+    """Return the inputs on a device; what is no tensor stays as it is."""
+    if isinstance(inputs, Mapping):
+        return {name: on_device(value, device) for name, value in inputs.items()}
+    return inputs.to(device) if isinstance(inputs, Tensor) else inputs
+
+
+def rows_of(inputs: Inputs, rows: slice | Tensor) -> Inputs:
+    """Return the samples at these rows."""
+    if not isinstance(inputs, Tensor):
+        return take(inputs, rows)
+    if isinstance(rows, Tensor) and inputs.dim() == 4 and inputs.is_contiguous(memory_format=torch.channels_last):
+        # Turned this way each image is one run of bytes, and gathering is one memory copy per image.
+        return inputs.permute(0, 2, 3, 1).index_select(0, rows).permute(0, 3, 1, 2)
+    return inputs[rows]
+
+
+def outputs_of(model: nn.Module, inputs: Inputs) -> Any:
+    """Return what a model gives: tensors by name go to the arguments of those names, where it has them.
+
+    Of an answer that holds ``logits`` beside other things, as those of transformers do, the logits are taken.
+    """
+    outputs = model(**inputs) if _by_name(model, inputs) else model(inputs)
+    return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DistributedDataParallel: a forward of it exchanges nothing."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
+
+
+class InputsAdapter(nn.Module):
+    """A model that is called with the inputs of a batch, whatever they are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Inputs) -> Any:
+        """Give what the model gives."""
+        return outputs_of(self.model, inputs)
+
+
+def _by_name(model: nn.Module, inputs: Inputs) -> bool:
+    if not isinstance(inputs, Mapping):
+        return False
+    named = inspect.signature(unwrapped(model).forward).parameters
+    return any(name in named for name in inputs)
+
 
 Samples = tuple[Inputs, Tensor] | Dataset[Any]
 """Inputs (a tensor, or tensors by name) and targets, row by row; or a map-style Dataset of such pairs."""
@@ -71,14 +146,31 @@ def row_of(samples: Samples, row: int) -> tuple[Any, Any]:
 
 def taken_rows(samples: Samples, rows: Tensor) -> Samples:
     """Return the samples at these rows."""
-    return (rows_of(samples[0], rows), samples[1][rows]) if isinstance(samples, tuple) else SomeRows(samples, rows)
+    if isinstance(samples, tuple):
+        return rows_of(samples[0], rows), samples[1][rows]
+    return samples.select(rows) if hasattr(samples, "select") else SomeRows(samples, rows)
+
+
+def with_labels(samples: Samples, labels: Tensor) -> Samples:
+    """Return the samples with other labels."""
+    if isinstance(samples, tuple):
+        return samples[0], labels
+    if hasattr(samples, "with_labels"):
+        relabelled: Samples = samples.with_labels(labels)
+        return relabelled
+    return SomeRows(samples, torch.arange(len(labels)), labels)
+
+
+def known_targets(samples: Samples) -> Tensor | None:
+    """Return all targets where no sample must be read for them: of tensors, or of a Dataset with ``labels``."""
+    targets = samples[1] if isinstance(samples, tuple) else getattr(samples, "labels", None)
+    return targets if isinstance(targets, Tensor) else None
 
 
 def class_labels(name: str, samples: Samples) -> Tensor:
     """Return the targets as classes; refuse what is no class."""
-    if isinstance(samples, tuple):
-        targets = samples[1]
-    else:
+    targets = known_targets(samples)
+    if targets is None:
         targets = torch.stack([torch.as_tensor(row_of(samples, row)[1]) for row in range(sample_count(samples))])
     if targets.dim() != 1 or targets.is_floating_point():
         raise ValueError(

@@ -1,51 +1,120 @@
-"""How do a user's own data and model come into a run? By importable functions, named ``package.module:function``."""
+"""What is a task, how does one's own code make one, and what does a record say of its data?"""
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import inspect
-import math
 import os
-import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, default_collate
 
-from .data.draws import balanced_subset, check_share, flip_labels, generator_for, held_out
-from .data.share import Part, Share
-from .evaluation import Loss, per_sample_cross_entropy
-from .inputs import Batch, as_pair, on_device, rows_of
-from .names import did_you_mean
-from .samples import Samples, SomeRows, check_samples, class_labels, row_of, sample_count, taken_rows
-
-FACTORY = re.compile(r"[\w.-]+:[\w.]*")
+from .batches import Transform
+from .config import did_you_mean
+from .draws import balanced_subset, flip_labels, held_out
+from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
+from .samples import (
+    Samples,
+    as_pair,
+    check_samples,
+    class_labels,
+    known_targets,
+    sample_count,
+    taken_rows,
+    with_labels,
+)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A user's own data: what to train on, what to test on, and the loss of each sample."""
+    """Data to train on and to test on, with the loss of each sample."""
 
     train: Samples
     test: Samples
     loss: Loss = per_sample_cross_entropy
     classes: tuple[str, ...] | None = None
-    """The classes' names; None: numbers, or targets that are no classes."""
+    """The classes' names; None: numbers, or targets that are not classes."""
+    transform: Transform | None = None
+    """Applied to whole batches on the device, after augmentation: stored inputs -> inputs as the model takes them."""
+    wrong: Tensor | None = None
+    """Which training labels label noise has made wrong; None without noise."""
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
             check_samples(name, getattr(self, name))
+            labels = known_targets(getattr(self, name))
+            if labels is None or self.classes is None or labels.dim() != 1 or labels.is_floating_point():
+                continue
+            if int(labels.max()) >= len(self.classes):
+                raise ValueError(
+                    f"the {name} labels go up to {int(labels.max())}, and classes names {len(self.classes)}; give a "
+                    "name for each class, from 0"
+                )
+
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of an input as it is stored; None where it is no tensor."""
+        if hasattr(self.train, "shape"):
+            return tuple(self.train.shape)  # type: ignore[union-attr]
+        first = first_input(self.train)
+        return None if first is None else tuple(first.shape)
+
+    def class_count(self) -> int:
+        """Return how many classes there are."""
+        if self.classes is not None:
+            return len(self.classes)
+        return 1 + max(int(class_labels("the task", samples).max()) for samples in (self.train, self.test))
 
 
-def is_factory(name: str) -> bool:
-    """Tell whether a name is that of an importable function."""
-    return FACTORY.fullmatch(name) is not None
+def as_task(name: str, value: Any) -> Task:
+    """Return a task, or the one that a pair (train, test) makes."""
+    if isinstance(value, Task):
+        return value
+    if isinstance(value, (tuple, list)) and len(value) == 2 and not any(isinstance(part, Tensor) for part in value):
+        return Task(value[0], value[1])
+    raise ValueError(
+        f"{name} must return an esam.train.Task(train, test) or a pair (train, test), got {type(value).__name__}"
+    )
+
+
+def part_of(
+    task: Task, *, train_size: int | None = None, label_noise: float = 0.0, validation: bool = False, seed: int = 0
+) -> Task:
+    """Return the task with held-out training samples as its test samples, fewer training samples, or wrong labels."""
+    if validation:
+        task = held_out_task(task)
+    if train_size is None and label_noise == 0:
+        return task
+    samples = task.train
+    labels = class_labels("the task", samples)
+    if train_size is not None:
+        rows = balanced_subset(labels, train_size, seed=seed)
+        samples, labels = taken_rows(samples, rows), labels[rows]
+    wrong = None
+    if label_noise > 0:
+        labels, wrong = flip_labels(labels, label_noise, classes=task.class_count(), seed=seed)
+        samples = with_labels(samples, labels)
+    return replace(task, train=samples, wrong=wrong)
+
+
+def held_out_task(task: Task) -> Task:
+    """Return the task with a fifth of its training data, always the same one, in the place of the test data.
+
+    Every class in proportion, where the targets are classes.
+    """
+    try:
+        labels = class_labels("the task", task.train)
+    except ValueError:  # no classes
+        labels = torch.zeros(sample_count(task.train), dtype=torch.long)
+    kept, out = held_out(labels)
+    return replace(task, train=taken_rows(task.train, kept), test=taken_rows(task.train, out))
 
 
 def find_factory(name: str) -> Callable[..., Any]:
@@ -72,6 +141,21 @@ def find_factory(name: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def user_code_line(error: BaseException) -> str:
+    """Say where code that is neither esam's nor an installed package's raised an error: " at line 3 of net.py"; or "".
+
+    The last such line of the traceback, so that an error inside torch is placed where the user called it.
+    """
+    ours, standard = Path(__file__).resolve().parents[1], Path(os.__file__).resolve().parent
+    installed = {"site-packages", "dist-packages"}
+    for place in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(place.filename).resolve()
+        foreign = installed & set(path.parts) or any(path.is_relative_to(folder) for folder in (ours, standard))
+        if path.is_file() and not foreign:
+            return f" at line {place.lineno} of {place.filename}"
+    return ""
+
+
 def called(name: str, function: Callable[..., Any], *given: Any) -> Any:
     """Call a user's own function; whatever it raises is told with the line that raised it."""
     try:
@@ -88,49 +172,6 @@ def _own_failure(what: str, error: Exception) -> ValueError:
         return ValueError(f"{what}: {error}")  # a Task's own words
     where = f" at line {places[-1].lineno} of {places[-1].filename}" if places else ""
     return ValueError(f"{what} failed{where}: {type(error).__name__}: {error}; mend it there")
-
-
-def load_task(
-    name: str,
-    *,
-    train_size: int | None = None,
-    label_noise: float = 0.0,
-    validation: bool = False,
-    seed: int = 0,
-) -> Task:
-    """Return the task that a factory makes, or a part of it, as ``load_data`` does with images."""
-    check_share(label_noise)
-    task = called(name, find_factory(name))
-    if not isinstance(task, Task):
-        raise ValueError(f"{name} must return an esam.train.Task(train, test), got {type(task).__name__}")
-    if validation:
-        task = held_out_task(task)
-    if train_size is None and label_noise == 0:
-        return task
-    samples = task.train
-    labels = class_labels(name, samples)
-    if train_size is not None:
-        rows = balanced_subset(labels, train_size, seed=seed)
-        samples, labels = taken_rows(samples, rows), labels[rows]
-    if label_noise > 0:
-        labels, _ = flip_labels(labels, label_noise, classes=class_count(task), seed=seed)
-        samples = (
-            (samples[0], labels) if isinstance(samples, tuple) else SomeRows(samples, torch.arange(len(labels)), labels)
-        )
-    return replace(task, train=samples)
-
-
-def held_out_task(task: Task) -> Task:
-    """Return the task with a fifth of its training data, always the same one, in the place of the test data.
-
-    Every class in proportion, where the targets are classes.
-    """
-    try:
-        labels = class_labels("the task", task.train)
-    except ValueError:  # no classes
-        labels = torch.zeros(sample_count(task.train), dtype=torch.long)
-    kept, out = held_out(labels)
-    return replace(task, train=taken_rows(task.train, kept), test=taken_rows(task.train, out))
 
 
 def make_model(name: str, data: object) -> nn.Module:
@@ -156,85 +197,96 @@ def own_builder(model: str | None, data: str | None = None) -> Callable[[], nn.M
     )
 
 
-def class_count(task: Task) -> int:
-    """Return how many classes there are."""
-    if task.classes is not None:
-        return len(task.classes)
-    return 1 + max(int(class_labels("the task", samples).max()) for samples in (task.train, task.test))
+LOOKED_AT = 256
+"""Rows of a user's own Dataset that stand for all of it, evenly spread; tensors count whole."""
+
+Facts = dict[str, Any]
 
 
-def image_shape(task: Task) -> tuple[int, int, int]:
-    """Return channels, height and width of the inputs, which must be images."""
-    first, _ = row_of(task.train, 0)
-    if not isinstance(first, Tensor) or first.dim() != 3 or first.shape[1] != first.shape[2]:
-        raise ValueError(
-            "the models that esam can name take square images (channels, size, size) of float32; give a model of your "
-            "own as package.module:function"
+def data_facts(task: Task) -> Facts:
+    """Return counts, classes, input shape, normalisation, and a fingerprint that changes whenever the data do."""
+    with torch.random.fork_rng(devices=[]):  # to look at the data must not change what is drawn afterwards
+        facts: Facts = {"train": sample_count(task.train), "test": sample_count(task.test)}
+        facts["shape"] = None if task.shape is None else list(task.shape)
+        facts["classes"] = None if task.classes is None else list(task.classes)
+        if task.transform is None:
+            first = first_input(task.train)
+            facts["dtype"] = None if first is None else str(first.dtype)
+        else:
+            facts |= {
+                key: list(getattr(task.transform, key)) for key in ("mean", "std") if hasattr(task.transform, key)
+            }
+        parts = {"train": task.train, "test": task.test}
+        facts["of_each_class"] = {name: _counts(known_targets(part)) for name, part in parts.items()}
+        digest = hashlib.sha256()
+        for part in parts.values():
+            _add(digest, part)
+        return {"fingerprint": digest.hexdigest()[:16], **facts}
+
+
+def first_input(samples: Samples) -> Tensor | None:
+    """Return the first input, if it is a tensor."""
+    if isinstance(samples, tuple):
+        return samples[0][0] if isinstance(samples[0], Tensor) else None
+    try:
+        first, _ = as_pair(samples[0])
+    except ValueError:  # no pairs yet: a collate_fn makes them
+        return None
+    return first if isinstance(first, Tensor) else None
+
+
+def _add(digest: Any, part: Samples) -> None:
+    if isinstance(part, tuple):
+        tensors = [one for one in _parts(part) if isinstance(one, Tensor)]
+        # images as they decode, row by row with their channels
+        _add_tensors(
+            digest, *(x.permute(0, 2, 3, 1) if x.dtype == torch.uint8 and x.dim() == 4 else x for x in tensors)
         )
-    return first.shape[0], first.shape[1], first.shape[2]
+    elif hasattr(part, "fingerprint"):
+        digest.update(part.fingerprint().encode())
+        _add_tensors(digest, part.rows, part.labels)  # type: ignore[attr-defined]
+    else:
+        _add_rows(digest, part)
 
 
-class TaskBatches:
-    """Gives the batches of any epoch of a task; the order of epoch n depends on (seed, n) alone, as with images."""
+def _counts(labels: Tensor | None) -> list[int] | None:
+    """Return how many samples each class has; None where the targets are no classes, or no tensor tells them."""
+    if labels is None or labels.dim() != 1 or labels.is_floating_point() or int(labels.min()) < 0:
+        return None
+    counts: list[int] = labels.long().bincount().tolist() if int(labels.max()) < MOST_CLASSES else []
+    return counts or None
 
-    def __init__(
-        self,
-        samples: Samples,
-        batch_size: int,
-        *,
-        seed: int = 0,
-        device: torch.device | str = "cpu",
-        memory_format: torch.memory_format = torch.contiguous_format,
-        workers: int = 0,
-    ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-        self.batch_size, self._seed, self._memory_format = batch_size, seed, memory_format
-        self._workers = workers
-        moved = isinstance(samples, tuple)
-        self._samples = (on_device(samples[0], device), samples[1].to(device)) if moved else samples
-        self._device = torch.device(device)
 
-    def __len__(self) -> int:
-        """Give the number of batches in an epoch."""
-        return math.ceil(sample_count(self._samples) / self.batch_size)
+def changed_data(then: Facts | None, now: Facts) -> str | None:
+    """Say how the data (or a model of Python's own) differ from a record's; None where they do not, or it is silent."""
+    if then is None or then["fingerprint"] == now["fingerprint"]:
+        other = then is not None and then.get("model") != now.get("model")
+        return "the model has other tensors than it had" if other else None
+    told = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
+    return f"then {told[0]}, now {told[1]}"
 
-    def order(self, number: int) -> Tensor:
-        """Give the order of the samples in epoch ``number``: batch b takes ``order[b * batch_size:][:batch_size]``."""
-        return torch.randperm(sample_count(self._samples), generator=generator_for("order", self._seed, number))
 
-    def epoch(self, number: int) -> Iterator[Batch]:
-        """Give the shuffled batches of epoch ``number``."""
-        return (part[:2] for part in self._parts(self.order(number), Share()))
+def _add_tensors(digest: Any, *tensors: Tensor) -> None:
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+        if tensor.numel():
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
-    def in_order(self) -> Iterator[Batch]:
-        """Give every sample once, in stored order."""
-        return (part[:2] for part in self.parts_in_order(Share()))
 
-    def parts(self, number: int, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches of epoch ``number``; no other sample is read."""
-        return self._parts(self.order(number), share)
+def _add_rows(digest: Any, rows: Any) -> None:
+    """Add a Dataset's length and some of its rows; whatever comes out otherwise each time is left out."""
+    digest.update(str(len(rows)).encode())
+    for row in torch.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows))).round().long().tolist():
+        once, again = (_parts(rows[row]) for _ in range(2))
+        for part, same in zip(once, again, strict=False):
+            if isinstance(part, Tensor) and isinstance(same, Tensor) and torch.equal(part, same):
+                _add_tensors(digest, part)
+            elif isinstance(part, (int, float, str)) and part == same:
+                digest.update(repr(part).encode())
 
-    def parts_in_order(self, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches in stored order."""
-        return self._parts(torch.arange(sample_count(self._samples)), share)
 
-    def _parts(self, order: Tensor, share: Share) -> Iterator[Part]:
-        batches = torch.split(order, self.batch_size)
-        owns = [share.rows(len(batch)) for batch in batches]
-        read = self._read([batch[own.slice] for batch, own in zip(batches, owns, strict=True)])
-        for own, (inputs, targets) in zip(owns, read, strict=True):
-            if isinstance(inputs, Tensor) and inputs.dim() == 4:
-                inputs = inputs.contiguous(memory_format=self._memory_format)
-            yield Part(inputs, targets, own.counted, own.whole)
-
-    def _read(self, batches: Sequence[Tensor]) -> Iterator[Batch]:
-        """Give the samples of each batch of rows; a Dataset's are read by worker processes, if there are any."""
-        if isinstance(self._samples, tuple):
-            inputs, targets = self._samples
-            return ((rows_of(inputs, rows), targets[rows]) for rows in (batch.to(self._device) for batch in batches))
-        samples = self._samples
-        if self._workers == 0:
-            return (as_pair(default_collate([samples[int(row)] for row in rows])) for rows in batches)
-        sampler, generator = [rows.tolist() for rows in batches], generator_for("workers", self._seed)
-        return map(as_pair, DataLoader(samples, batch_sampler=sampler, num_workers=self._workers, generator=generator))
+def _parts(sample: Any) -> list[Any]:
+    """Return what a sample holds, however deep."""
+    if isinstance(sample, Mapping):
+        sample = list(sample.values())
+    return [part for one in sample for part in _parts(one)] if isinstance(sample, (tuple, list)) else [sample]

@@ -1,1 +1,1 @@
-"""Which methods are there? One a file, each a choice of the parts of a step."""
+"""Which methods are there? Each is a plan and a finish, and reads like its paper."""

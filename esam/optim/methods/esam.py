@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, final
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..ascent import Eps, l2_ascent, root_sum_of_squares
-from ..buffers import has_batch_statistics
-from ..checks import checked_share
+from ..batch import Batch
+from ..checks import checked_choice, checked_share
+from ..gradients import Gradients
 from ..mask import DrawMask, checked_mask
-from ..parallel import Gradients
-from ..ranking import Candidates, Ranking, aligned, checked_ranking, checked_scores, exact, keep_highest, random
-from ..step import SharpnessAware
-from ..underway import Targets
+from ..perturb import Radii, along, l2_ascent
+from ..selection import Candidates, Ranking, checked_ranking, checked_scores, keep_highest, random
+from ..step import Plan, SharpnessAware
 
 
+@final
 class ESAM(SharpnessAware):
     """Step like SAM for less: a random share of the tensors is perturbed, a chosen share of the samples trains.
 
@@ -26,7 +26,7 @@ class ESAM(SharpnessAware):
     the samples (``ranking="random"``) and draws tensors as a run to the output (``mask="suffix"``).
 
     Args:
-        base, model, rho, m, perturbation, seed: As for SAM; with ``m``, samples are selected in each group too.
+        base, model, rho, m, perturbation, loss, seed: As for SAM; with ``m``, samples are selected in each group too.
         beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
         ranking: How the samples are chosen: "exact" (by the rise of the loss, as the paper; one more forward pass),
@@ -39,12 +39,11 @@ class ESAM(SharpnessAware):
 
     >>> import torch
     >>> model = nn.Linear(4, 1)
-    >>> x, y = torch.randn(8, 4), torch.randn(8)
     >>> optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    >>> loss = optimizer.step(lambda keep: (model(x[keep]).squeeze(1) - y[keep]) ** 2)
+    >>> loss = optimizer.step(lambda x, y: (model(x).squeeze(1) - y) ** 2, torch.randn(8, 4), torch.randn(8))
     """
 
-    memory_by_parameter = {"norms": "number"}
+    remembered = ("norms",)
 
     def __init__(
         self,
@@ -59,75 +58,77 @@ class ESAM(SharpnessAware):
         norm: Literal["full", "selected"] = "full",
         m: int | None = None,
         perturbation: Literal["rank", "global"] = "rank",
-        seed: int | None = None,
+        **common: Any,
     ) -> None:
-        if norm not in ("full", "selected"):
-            raise ValueError(f'norm must be "full" or "selected", got {norm!r}')
-        self.beta, self.gamma, self.norm = checked_share("beta", beta), checked_share("gamma", gamma), norm
+        self.beta, self.gamma = checked_share("beta", beta), checked_share("gamma", gamma)
+        self.norm = checked_choice("norm", norm, ("full", "selected"))
         self.ranking, self.draw_mask = checked_ranking(ranking), checked_mask(mask)
-        self.reads_head = getattr(self.ranking, "reads_head", False)
-        self.reads_losses = self.gamma < 1 and self.ranking is not random
-        self.draws_samples = self.gamma < 1 and self.ranking not in (exact, aligned)
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
-        self._norms: dict[int, float] = {}
-        self._drawn: list[int] = []
-        self._seen: dict[int, float] = {}
+        self.needs_losses = self.gamma < 1 and self.ranking is not random
+        self.norms = torch.empty(0)
+        """The norm that each tensor's gradient had when it was last drawn; -1: never."""
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
+        self._known: tuple[Tensor, set[int]] = (self.norms, set())
 
     @staticmethod
-    def idle(settings: Mapping[str, Any]) -> set[str]:
+    def ineffective(settings: Mapping[str, Any]) -> set[str]:
         """Without SDS no ranking matters, without SWP no mask and no norm."""
-        idle = {"ranking"} if settings["gamma"] == 1 else set()
-        return idle | {"mask", "norm"} if settings["beta"] == 1 else idle
+        without_sds = {"ranking"} if settings["gamma"] == 1 else set()
+        return without_sds | {"mask", "norm"} if settings["beta"] == 1 else without_sds
 
-    def mask(self, targets: Targets) -> Targets:
+    def plan(self) -> Plan:
+        """Draw the tensors to perturb: lines 3 and 4 of Algorithm 1."""
+        head = self.gamma < 1 and getattr(self.ranking, "reads_head", False)
+        return Plan(tensors=None if self.beta == 1 else self.draw(self.radii()), head=head)
+
+    def finish(self, batch: Batch) -> None:
+        """Perturb, select, and take the second pass: lines 5 to 11 of Algorithm 1; the base takes line 12."""
+        with self.at(self.eps(batch)):  # 5-9
+            batch.backward(keep=self.select if self.gamma < 1 else None)  # 10-11
+
+    def draw(self, radii: Radii) -> Radii:
         """Draw tensors, in the order of the model, and divide each one's radius by the probability of its draw."""
-        self._drawn, self._seen = [], {}
-        if self.beta == 1:
-            return targets
         depth = {id(p): i for i, p in enumerate(self.model.parameters())}
-        order = sorted(range(len(targets)), key=lambda i: depth.get(id(targets.weights[i]), len(depth)))
-        targets = targets.only(order)
-        mask = self.draw_mask(len(targets), self.beta, self.generator)
-        # a tensor whose norm is not known yet is taken for certain, so unscaled
-        new = {i for i, n in enumerate(targets.index) if self.norm == "full" and n not in self._norms}
-        rho = [r if i in new else r / mask.probabilities[i] for i, r in enumerate(targets.rho)]
-        drawn = replace(targets, rho=rho).only(sorted(new.union(mask.picks)))
-        self._drawn = drawn.index
+        parameters = self.parameters()
+        order = sorted(radii, key=lambda n: depth.get(id(parameters[n]), len(depth)))
+        mask = self.draw_mask(len(order), self.beta, self.generator)
+        picks, known = set(mask.picks), self.known()
+        drawn: dict[int, float] = {}
+        for i, n in enumerate(order):
+            if self.norm == "full" and n not in known:  # taken for certain, so unscaled: it gets a norm to be known by
+                drawn[n] = radii[n]
+            elif i in picks:
+                drawn[n] = radii[n] / mask.probabilities[i]
         return drawn
 
-    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
-        """Return ``rho g / ||g||``, the norm being that of the whole gradient or of the part drawn."""
+    def eps(self, batch: Batch) -> Gradients:
+        """Return ``rho g / ||g||`` of the drawn tensors; the norm is the whole gradient's or that of the drawn part."""
+        g = batch.first
         if self.beta == 1 or self.norm == "selected":
-            return super().ascent(drawn, gradients)
-        norms = self.parallel.norms(gradients)
-        self._seen |= dict(zip(drawn.index, norms, strict=True))
-        others = [self._norms.get(n, 0.0) for n in drawn.left_out]
-        return l2_ascent(gradients, drawn.rho, root_sum_of_squares([*norms, *others]))
+            return l2_ascent(g, batch.radii)
+        own = g.norms()
+        norms = own.new_full((len(self.parameters()),), -1.0)
+        norms[: len(self.norms)] = self.norms.to(own)
+        others = [n for n in self.radii() if n not in batch.radii]
+        length = torch.linalg.vector_norm(torch.cat([own, norms[others].clamp(min=0)]))
+        if batch.last:
+            known = self.known() | set(g.index)
+            seen = torch.full_like(norms, -1.0).index_copy(
+                0, torch.tensor(g.index, dtype=torch.long, device=own.device), own
+            )
+            seen = self.ranks.mean_squares(seen)  # the same ones on every rank
+            self.norms = torch.where(seen >= 0, seen, norms)
+            alike = not self.ranks.replicated or not self.ranks.own_eps  # else another rank may know more
+            self._known = (self.norms, known) if alike else (seen, set())
+        return along(g, batch.radii, length)
 
-    def select(self, batch: Candidates) -> Tensor | None:
-        """Keep the share gamma with the highest scores; the whole batch, unranked, if gamma is 1."""
-        if self.gamma == 1:
-            return None
-        scores, share = checked_scores(self.ranking(batch), batch), self.kept_share()
-        lonely = len(scores) > 1 and round(share * len(scores)) < 2
-        return keep_highest(scores, share, least=2 if lonely and has_batch_statistics(self.model) else 1)
+    def select(self, batch: Candidates) -> Tensor:
+        """Keep the share gamma with the highest scores."""
+        scores = checked_scores(self.ranking(batch), batch)
+        lonely = len(scores) > 1 and round(self.gamma * len(scores)) < 2
+        return keep_highest(scores, self.gamma, least=2 if lonely and self.has_batch_statistics() else 1)
 
-    def kept_share(self) -> float:
-        """Return the share of this step's samples that takes the second pass."""
-        return self.gamma
-
-    def combine(self, first: Gradients | None, scale: float) -> None:
-        """Remember the norms of this step: the same ones on every rank."""
-        if self._seen or self._drawn:
-            seen = [self._seen.get(n) for n in self._drawn]
-            known = zip(self._drawn, self.parallel.mean_squares(seen), strict=True)
-            self._norms = {**self._norms, **{n: norm for n, norm in known if norm is not None}}
-
-    def memory(self) -> dict[str, Any]:
-        """Return the norm that each tensor's gradient had when it was last drawn."""
-        return {"norms": dict(self._norms)}
-
-    def load_memory(self, memory: dict[str, Any]) -> None:
-        """Take back what ``memory`` returned."""
-        self._norms = {n: norm for n, norm in memory.get("norms", {}).items() if norm >= 0}
-        self._drawn, self._seen = [], {}
+    def known(self) -> set[int]:
+        """Return the tensors that have a norm; read back only where the norms are not those of the last step."""
+        if self._known[0] is not self.norms:
+            self._known = (self.norms, {n for n, norm in enumerate(self.norms.tolist()) if norm >= 0})
+        return self._known[1]

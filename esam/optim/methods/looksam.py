@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, final
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..batch import Batch
 from ..checks import checked_count, checked_number
-from ..combine import add_to_length, added, orthogonal_part
-from ..parallel import Gradients
-from ..step import SharpnessAware
+from ..gradients import Gradients
+from ..perturb import l2_ascent
+from ..step import Plan, SharpnessAware
 
 
 @final
@@ -19,12 +20,12 @@ class LookSAM(SharpnessAware):
     """Take SAM's gradient every k-th step; in between add the part of it that was orthogonal to the plain gradient.
 
     Args:
-        base, model, rho, m, perturbation, seed: As for SAM.
+        base, model, rho, perturbation, loss, seed: As for SAM.
         k: Perturb every k-th step; 1 is SAM. The paper's 5.
         alpha: Weight of the reused part; the paper's 0.7.
     """
 
-    memory_by_parameter = {"reused": "tensor"}
+    remembered = ("g_v",)
 
     def __init__(
         self,
@@ -34,44 +35,45 @@ class LookSAM(SharpnessAware):
         rho: float = 0.05,
         k: int = 5,
         alpha: float = 0.7,
-        m: int | None = None,
         perturbation: Literal["rank", "global"] = "rank",
-        seed: int | None = None,
+        **common: Any,
     ) -> None:
         self.k, self.alpha = checked_count("k", k, "steps"), checked_number("alpha", alpha)
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
-        self.whole_gradient = k > 1
-        self._steps = 0
-        self._reused: Gradients | None = None
+        self.g_v = Gradients()
+        """The part of the last perturbed gradient that was orthogonal to the plain one; nothing before there is one."""
+        super().__init__(base, model, rho=rho, perturbation=perturbation, **common)
 
-    def perturbs_now(self) -> bool:
+    def plan(self) -> Plan:
         """Perturb every k-th step, and until there is something to reuse."""
-        return self._steps % self.k == 0 or self._reused is None
+        return Plan(plain=self.steps % self.k > 0 and len(self.g_v) > 0)
 
-    def combine(self, first: Gradients | None, scale: float) -> None:
-        """After a perturbed step keep the orthogonal part of its gradient; otherwise add the part kept.
+    def finish(self, batch: Batch) -> None:
+        """Return g_s and keep g_v; or g + alpha ||g|| / ||g_v|| g_v.
 
         Sparse gradients stay as they are: their base wants them sparse, and the part to reuse is dense.
         """
-        if self.k == 1:
+        if self.steps % self.k > 0 and self.g_v:
+            g = batch.gradient.without(batch.sparse)
+            g_v = self.g_v.only(g.index)
+            batch.add(g_v * (self.alpha * ratio(g.norm(), g_v.norm())))
             return
-        gradients = {n: p.grad for n, p in enumerate(self._parameters()) if p.grad is not None}
-        found = {n: g for n, g in gradients.items() if not g.is_sparse}
-        now = dict(zip(found, self.parallel.local(list(found.values())), strict=True))
-        if not math.isfinite(self.parallel.norm(list(now.values()))):
-            return  # the base, or its scaler, deals with it; the step does not count
-        self._steps += 1
-        if first is not None:
-            dense = {n: g for n, g in first.items() if n in found or n not in gradients}
-            part = orthogonal_part(now, dense, self.parallel)
-            self._reused = self._reused if part is None else added({}, part, 1 / scale)
-        elif self._reused is not None:
-            add_to_length(now, self._reused, self.alpha, self.parallel)
+        g = batch.mean_over_ranks(batch.first).without(batch.sparse) if self.k > 1 else Gradients()
+        with self.at(l2_ascent(batch.first, batch.radii)):
+            batch.backward()
+        if self.k > 1:
+            self.g_v = orthogonal_part(batch.gradient.without(batch.sparse), g)
 
-    def memory(self) -> dict[str, Any]:
-        """Return the number of steps and the part of the gradient to reuse."""
-        return {"steps": self._steps, "known": int(self._reused is not None), "reused": dict(self._reused or {})}
 
-    def load_memory(self, memory: dict[str, Any]) -> None:
-        """Take back what ``memory`` returned."""
-        self._steps, self._reused = memory.get("steps", 0), memory["reused"] if memory.get("known") else None
+def orthogonal_part(g_s: Gradients, g: Gradients) -> Gradients:
+    """Return the part of g_s orthogonal to g; zero where all of it is rounding, or where either has no direction."""
+    norm, norm_s = g.norm(), g_s.norm()
+    part = g_s - g * ratio(g_s.dot(g), norm.square()).to(norm)
+    # both gradients carry the rounding of sums over samples and weights, some tens of units in the last place
+    noise = 64 * max((torch.finfo(t.dtype).eps for t in g_s.tensors), default=0.0)
+    part = part * ((part.norm() > noise * norm_s) & norm_s.isfinite() & (norm > 0)).to(norm)
+    return part.like(part.index, [t.nan_to_num(0.0, 0.0, 0.0) for t in part.tensors])
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return a / b, or 0 where that is not a number."""
+    return torch.nan_to_num(a / b, 0.0, 0.0, 0.0)

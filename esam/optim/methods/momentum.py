@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal, final
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from ..ascent import Eps, adaptive_ascent, l2_ascent
 from ..checks import checked_choice, checked_count
-from ..step import SharpnessAware
-from ..underway import Targets
+from ..perturb import adaptive_ascent, l2_ascent
+from ..step import Plan, SharpnessAware
 
 _MOMENTUM = ("momentum_buffer", "exp_avg")
 
@@ -22,14 +21,12 @@ class MomentumSAM(SharpnessAware):
     ``step`` returns the loss at that point, the only one that it visits.
 
     Args:
-        base, model, seed: As for SAM; the base must keep a momentum: SGD with one, Adam and its relatives.
+        base, model, loss, seed: As for SAM; the base must keep a momentum: SGD with one, Adam and its relatives.
         rho: Radius, about ten times SAM's.
         direction: "against" the momentum, as the paper has it, or "along" it, as the gradient of SAM's ascent points.
         warmup_steps: Steps before the first perturbation.
         norm: "l2", or "adaptive": scaled by the weights, as ASAM's.
     """
-
-    blind = True
 
     def __init__(
         self,
@@ -40,43 +37,31 @@ class MomentumSAM(SharpnessAware):
         direction: Literal["against", "along"] = "against",
         warmup_steps: int = 0,
         norm: Literal["l2", "adaptive"] = "l2",
-        seed: int | None = None,
+        **common: Any,
     ) -> None:
         self.direction = checked_choice("direction", direction, ("against", "along"))
         self.norm = checked_choice("norm", norm, ("l2", "adaptive"))
         self.warmup_steps = checked_count("warmup_steps", warmup_steps, "steps", least=0)
-        if any(group.get("momentum") == 0 for group in base.param_groups if isinstance(group, dict)):
-            raise ValueError("the base has no momentum to perturb along; give it one, such as SGD(..., momentum=0.9)")
-        super().__init__(base, model, rho=rho, seed=seed)
-        self._steps = 0
+        if any(group.get("momentum") == 0 for group in getattr(base, "param_groups", [])):
+            raise ValueError(_NO_MOMENTUM)
+        super().__init__(base, model, rho=rho, **common)
 
-    def perturbs_now(self) -> bool:
-        """Perturb after the warm-up."""
-        return self._steps >= self.warmup_steps
+    def plan(self) -> Plan | None:
+        """Go to theta -+ rho v / ||v||, where there is a v."""
+        if self.steps < self.warmup_steps:
+            return None
+        sign = -1 if self.direction == "against" else 1
+        radii, parameters = {n: sign * rho for n, rho in self.radii().items()}, self.parameters()
+        states = {n: self.base.state.get(parameters[n], {}) for n in radii}
+        momenta = {n: s[key] for n, s in states.items() for key in _MOMENTUM if s.get(key) is not None}
+        if not momenta and self.steps > 0:
+            raise ValueError(_NO_MOMENTUM)
+        v = self.ranks.named(list(momenta), self.ranks.local(list(momenta.values())))
+        if self.norm == "adaptive":
+            return Plan(at=adaptive_ascent(v, radii, self.weights(), eta=0.01))
+        return Plan(at=l2_ascent(v, radii))
 
-    def blind_eps(self, targets: Targets) -> tuple[list[Tensor], Eps]:
-        """Return the tensors that have a momentum, and eps along it."""
-        found: list[tuple[int, Tensor]] = []
-        for i, weight in enumerate(targets.weights):
-            state = self.base.state.get(weight, {})
-            momentum = next((state[key] for key in _MOMENTUM if state.get(key) is not None), None)
-            if momentum is not None:
-                found.append((i, momentum))
-        weights = self.parallel.local([targets.weights[i] for i, _ in found])
-        momenta = self.parallel.local([momentum for _, momentum in found])
-        rho = [-targets.rho[i] if self.direction == "against" else targets.rho[i] for i, _ in found]
-        if found and self.norm == "adaptive":
-            return weights, adaptive_ascent(weights, momenta, rho, eta=0.01, norm_of=self.parallel.norm)
-        return weights, l2_ascent(momenta, rho, self.parallel.norm(momenta))
 
-    def after_step(self, loss: Tensor) -> None:
-        """Count."""
-        self._steps += 1
-
-    def memory(self) -> dict[str, Any]:
-        """Return the number of steps."""
-        return {"steps": self._steps}
-
-    def load_memory(self, memory: dict[str, Any]) -> None:
-        """Take back what ``memory`` returned."""
-        self._steps = memory.get("steps", 0)
+_NO_MOMENTUM = (
+    "the base keeps no momentum to perturb along; choose one that does, such as SGD(..., momentum=0.9) or Adam"
+)

@@ -1,16 +1,16 @@
-"""SAM (Foret et al., ICLR 2021) and ASAM (Kwon et al., ICML 2021): the gradient at the worst point nearby."""
+"""SAM (Foret et al., ICLR 2021), ASAM (Kwon et al., ICML 2021), SAM-ON (Mueller et al., NeurIPS 2023)."""
 
 from __future__ import annotations
 
-from typing import Literal, final
+from typing import Any, Literal, final
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from ..ascent import Eps, adaptive_ascent
+from ..batch import Batch
 from ..checks import checked_number
-from ..step import SharpnessAware
-from ..underway import Targets
+from ..perturb import adaptive_ascent, l2_ascent
+from ..step import Plan, SharpnessAware
 
 
 @final
@@ -18,7 +18,7 @@ class SAM(SharpnessAware):
     """Step by the gradient at theta + rho g / ||g||: flat minima, at twice the base optimizer's cost.
 
     Args:
-        base, model, m, perturbation, seed: As for every method: see ``SharpnessAware``.
+        base, model, m, perturbation, loss, seed: As for every method: see ``SharpnessAware``.
         rho: Radius of the neighbourhood. 0.05 is the paper's for ResNets; 0 is the base optimizer itself.
     """
 
@@ -30,9 +30,14 @@ class SAM(SharpnessAware):
         rho: float = 0.05,
         m: int | None = None,
         perturbation: Literal["rank", "global"] = "rank",
-        seed: int | None = None,
+        **common: Any,
     ) -> None:
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
+
+    def finish(self, batch: Batch) -> None:
+        """Return g(theta + rho g / ||g||)."""
+        with self.at(l2_ascent(batch.first, batch.radii)):
+            batch.backward()
 
 
 @final
@@ -40,7 +45,7 @@ class ASAM(SharpnessAware):
     """Step by the gradient at theta + rho T^2 g / ||T g||, T = |theta| + eta: sharpness that rescaling cannot fool.
 
     Args:
-        base, model, m, perturbation, seed: As for every method: see ``SharpnessAware``.
+        base, model, m, perturbation, loss, seed: As for every method: see ``SharpnessAware``.
         rho: Radius, relative to the weights, so about ten times SAM's: the paper's 0.5 for CIFAR-10.
         eta: Keeps weights near zero movable; the paper's 0.01.
     """
@@ -54,12 +59,49 @@ class ASAM(SharpnessAware):
         eta: float = 0.01,
         m: int | None = None,
         perturbation: Literal["rank", "global"] = "rank",
-        seed: int | None = None,
+        **common: Any,
     ) -> None:
         self.eta = checked_number("eta", eta)
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, seed=seed)
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
 
-    def ascent(self, drawn: Targets, gradients: list[Tensor]) -> Eps:
-        """Return ``rho T^2 g / ||T g||``."""
-        weights = self.parallel.local(drawn.weights)
-        return adaptive_ascent(weights, gradients, drawn.rho, eta=self.eta, norm_of=self.parallel.norm)
+    def finish(self, batch: Batch) -> None:
+        """Return g(theta + rho T^2 g / ||T g||)."""
+        with self.at(adaptive_ascent(batch.first, batch.radii, self.weights(), eta=self.eta)):
+            batch.backward()
+
+
+@final
+class SAMON(SharpnessAware):
+    """Step like SAM, perturbing the norm layers' weights only.
+
+    Args:
+        base, model, m, perturbation, loss, seed: As for every method: see ``SharpnessAware``.
+        rho: Radius, about ten times SAM's.
+    """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module,
+        *,
+        rho: float = 0.5,
+        m: int | None = None,
+        perturbation: Literal["rank", "global"] = "rank",
+        **common: Any,
+    ) -> None:
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
+
+    def plan(self) -> Plan:
+        """Take the tensors of the layers that normalise."""
+        layers = [layer for layer in self.model.modules() if "Norm" in type(layer).__name__]
+        held = {id(p) for layer in layers for p in layer.parameters(recurse=False)}
+        parameters = self.parameters()
+        tensors = {n: rho for n, rho in self.radii().items() if id(parameters[n]) in held}
+        if not tensors:
+            raise ValueError("SAM-ON perturbs norm layers, and the model has none to train; choose SAM")
+        return Plan(tensors=tensors)
+
+    def finish(self, batch: Batch) -> None:
+        """Return g(theta + rho g / ||g||), g being the norm layers' part of the gradient."""
+        with self.at(l2_ascent(batch.first, batch.radii)):
+            batch.backward()

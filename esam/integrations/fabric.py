@@ -1,0 +1,79 @@
+"""How does a loop with Lightning Fabric take a sharpness-aware step? By ``backward`` in place of ``fabric.backward``.
+
+```python
+model, optimizer = fabric.setup(model, SAM(torch.optim.SGD(model.parameters(), lr=0.1), model))
+
+
+def loss_of(x, y):
+    return F.cross_entropy(model(x), y)
+
+
+for x, y in fabric.setup_dataloaders(loader):
+    loss = backward(fabric, optimizer, loss_of, x, y)
+    fabric.clip_gradients(model, optimizer, max_norm=1.0)
+    optimizer.step()
+```
+
+The body may stay inline, too: ``for x, y in optimizer.optimizer.passes(x, y, backward=fabric.backward)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+try:
+    from lightning.fabric import wrappers
+except ImportError as error:
+    raise ImportError("esam.integrations.fabric needs lightning: pip install torch-esam[lightning]") from error
+
+from esam.optim.indexing import Dims
+
+from .common import follow_replicas, sharpness_aware
+
+_OWN_BACKWARD = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
+
+
+def backward(
+    fabric: Any,
+    optimizer: Any,
+    loss_of: Callable[..., Any],
+    *batch: Any,
+    last: bool = True,
+    batch_size: int | None = None,
+    dim: Dims = 0,
+) -> Tensor:
+    """Take the passes of one micro-batch and return its mean loss, detached; ``.grad`` is final with the last of them.
+
+    Clip by ``fabric.clip_gradients``, and call ``optimizer.step()`` as ever.
+
+    Args:
+        fabric: A ``lightning.Fabric``; it has the precision and the strategy.
+        optimizer: One of esam's, set up by Fabric.
+        loss_of, batch, batch_size, dim: As for ``accumulate``; the function runs the model that Fabric set up.
+        last: Whether this is the last micro-batch of the step; False where a loop accumulates.
+    """
+    ours = sharpness_aware(optimizer)
+    if ours is None:
+        raise ValueError(
+            f"backward() wants one of esam's optimizers, got {type(optimizer).__name__}; build it before fabric.setup: "
+            "esam.SAM(torch.optim.SGD(...), model)"
+        )
+    kind = type(fabric.strategy).__name__
+    if kind in _OWN_BACKWARD:
+        raise ValueError(f"{kind} runs backward by itself: there is no place for a second pass; use ddp or one device")
+    scaler = getattr(fabric.strategy.precision, "scaler", None)
+    wrappers._in_fabric_backward = True  # its modules refuse any backward but fabric.backward, which takes one pass
+    try:
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            follow_replicas(ours, lambda: loss_of(*batch) if batch else loss_of(slice(None)))
+        losses = ours.accumulate(loss_of, *batch, scaler=scaler, batch_size=batch_size, dim=dim)
+        if last:
+            ours.gradient()
+    finally:
+        wrappers._in_fabric_backward = False
+    mean: Tensor = (losses[0] if isinstance(losses, tuple) else losses).mean()
+    return mean

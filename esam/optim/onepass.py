@@ -1,0 +1,145 @@
+"""Which sharpness-aware optimizer needs no second pass, no closure and no change of the loop? Momentum-SAM."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Optimizer
+
+from .checks import checked_number
+from .gradients import Gradients
+from .optimizer import PERTURB_KEY, RHO_KEY, StandIn
+from .perturb import l2_ascent, perturbed
+
+_MOMENTUM = ("momentum_buffer", "exp_avg")
+_NO_MOMENTUM = "the base keeps no momentum to perturb along; choose one that does, such as SGD(momentum=0.9) or AdamW"
+
+
+class MSAM(StandIn):
+    """Momentum-SAM (Becker et al., 2024) as a plain optimizer: ``zero_grad``, ``backward``, ``step``, as ever.
+
+    While training, the weights stay at theta - rho v / ||v||, v the base's momentum: gradients are taken there, and
+    ``step`` moves theta by them. ``eval()`` brings theta back, bit for bit, for evaluation and for saving; ``train()``
+    goes on. With ``model`` both happen by themselves: a forward pass in evaluation mode and ``model.state_dict()`` see
+    theta.
+
+    Args:
+        params: Parameters, or groups of them; a group's own radius goes under ``sam_rho``, ``perturb=False`` has none.
+        base: The class of the base, which must keep a momentum: SGD with one, Adam and its relatives.
+        rho: Radius, about ten times SAM's.
+        model: The module that is trained.
+        settings: Of the base: ``lr``, ``momentum``, ...
+
+    >>> net = nn.Linear(4, 2)
+    >>> optimizer = MSAM(net.parameters(), torch.optim.SGD, lr=0.1, momentum=0.9, model=net)
+    >>> optimizer.zero_grad()
+    >>> net(torch.randn(8, 4)).square().mean().backward()
+    >>> optimizer.step()
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        base: Callable[..., Optimizer] = SGD,
+        *,
+        rho: float = 0.5,
+        model: nn.Module | None = None,
+        **settings: Any,
+    ) -> None:
+        self.rho = checked_number("rho", rho)
+        if base is SGD:
+            settings.setdefault("momentum", 0.9)
+        self.base = base(params, **settings)
+        if any(group.get("momentum") == 0 for group in self.param_groups):
+            raise ValueError(_NO_MOMENTUM)
+        self._moved: perturbed | None = None
+        self._refuse_shards('esam.METHODS["msam"](base, model)')
+        self._adopt_hooks()
+        self._hook, self._follows = _Follow(self), model is not None
+        if model is not None:
+            model.register_forward_pre_hook(self._hook)
+            model.register_state_dict_pre_hook(self._hook)  # type: ignore[no-untyped-call]
+            model.register_load_state_dict_pre_hook(self._hook)  # type: ignore[no-untyped-call]
+
+    @torch.no_grad()
+    def train(self) -> None:
+        """Go to theta - rho v / ||v||, where gradients are taken."""
+        if self._moved is not None:
+            return
+        weights: list[Tensor] = []
+        index, radii, found, wanted = [], {}, [], False
+        for group in self.param_groups:
+            rho = checked_number(RHO_KEY, group.get(RHO_KEY, self.rho)) if group.get(PERTURB_KEY, True) else 0.0
+            for p in group["params"]:
+                held = self.state.get(p, {})
+                v = next((held[key] for key in _MOMENTUM if held.get(key) is not None), None)
+                if rho > 0 and v is not None:
+                    index.append(len(weights))
+                    weights.append(p)
+                    found.append(v)
+                    radii[index[-1]] = rho if group.get("maximize") else -rho
+            wanted = wanted or rho > 0
+        if not weights and wanted and self.state:
+            raise ValueError(_NO_MOMENTUM)
+        if weights:
+            self._moved = perturbed(weights, l2_ascent(Gradients(index, found), radii).tensors)
+            self._moved.__enter__()
+
+    def eval(self) -> None:
+        """Bring theta back, to evaluate and to save."""
+        if self._moved is not None:
+            self._moved.restore()
+            self._moved = None
+
+    def close(self) -> None:
+        """Bring theta back and let go of the model: before another optimizer takes over."""
+        self.eval()
+        self._hook.optimizer = None
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Let the base move theta by the gradients at hand, and go to the next point along the momentum."""
+        loss = None
+        if closure is not None:
+            self.train()
+            with torch.enable_grad():
+                loss = closure()
+        self.eval()
+        self.base.step()
+        self.train()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``.grad``, as the base does."""
+        self.base.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the base's state. The model's weights are theta only after ``eval()``: save them then."""
+        return self.base.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from ``state_dict``; call ``train()`` once the model's weights are loaded, or pass ``model``."""
+        if self._follows:
+            self.eval()
+        self._moved = None  # without the model, the weights that were there are the caller's to load
+        self.base.load_state_dict(state_dict)
+
+
+class _Follow:
+    """A hook of the model: weights are the point to differentiate at in training passes, and theta in all others.
+
+    A copy of the model, as averages of weights are, and a pickled model have no optimizer to move.
+    """
+
+    def __init__(self, optimizer: MSAM | None = None) -> None:
+        self.optimizer = optimizer
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, model: nn.Module, *what: Any) -> None:
+        if self.optimizer is not None:  # a forward pass hands its inputs over, a state dict other things
+            self.optimizer.train() if model.training and isinstance(what[0], tuple) else self.optimizer.eval()
+
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return _Follow, ()

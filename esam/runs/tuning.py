@@ -1,0 +1,224 @@
+"""Which settings does each method get, by the same number of trials and without a look at the test data?
+
+Every method gets the same number of full-length trials on training data of which a fifth is held out. Settings take
+multiples of the value that a method starts with: its radius, the learning rate, the weight decay, the number of epochs.
+A best value at the edge of what was tried proves nothing, so rounds of one further trial follow: outwards for a method
+whose best is at an edge, between the best and its better neighbour for the others. So all methods keep the same count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from esam.files import write_atomically
+from esam.train.config import Config, did_you_mean, find_method
+from esam.train.draws import generator_for
+from esam.train.record import encode
+
+from .plan import Comparison, PlannedRun, configured, folder_of
+
+SEED = 100
+"""Of the trials: a comparison's own seeds are likely to be others."""
+SEARCHED = ("rho", "lr", "weight_decay", "epochs")
+"""The settings that can be searched: the method's radius, the base optimizer's settings, and the length."""
+FACTORS = (1, 1 / 2, 2, 1 / 4, 4, 1 / 8, 8, 1 / 16)
+"""Tried in this order, as multiples of the value that a method starts with."""
+ROUNDS = 3
+"""At most so many trials more, for a best value that is at the edge of what was tried."""
+
+Launch = Callable[[Sequence[PlannedRun]], object]
+Point = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The values of one trial of a method, and its result on held-out training data."""
+
+    method: str
+    values: Mapping[str, float]
+    accuracy: float | None = None
+    loss: float | None = None
+    """Both None: the run diverged, or failed."""
+
+    @property
+    def score(self) -> float | None:
+        """Larger is better: the accuracy, or minus the loss where the targets are not classes."""
+        return self.accuracy if self.accuracy is not None or self.loss is None else -self.loss
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the trial as records hold it."""
+        return {**self.values, "accuracy": self.accuracy, "loss": self.loss}
+
+
+def best_of(trials: Sequence[Trial]) -> Trial:
+    """Return the best trial; of equal ones that with the smaller first value (the cheaper, the weaker), then the first.
+
+    >>> best_of([Trial("sam", {"rho": 0.1}, 0.9), Trial("sam", {"rho": 0.05}, 0.9), Trial("sam", {"rho": 0.2})]).values
+    {'rho': 0.05}
+    """
+    scores = [(trial.score, trial) for trial in trials if trial.score is not None]
+    if not scores:
+        raise RuntimeError(f"no trial let {trials[0].method} come to its end; lower lr")
+    # max takes the first of equals
+    return max(scores, key=lambda pair: (pair[0], -next(iter(pair[1].values.values()))))[1]
+
+
+def tune(
+    comparison: Comparison,
+    folder: str | Path,
+    tries: int,
+    launch: Launch,
+    over: Sequence[str] = ("rho",),
+    *,
+    seed: int = SEED,
+    rounds: int = ROUNDS,
+) -> Comparison:
+    """Return the comparison with the best of the same number of trials for each method.
+
+    ``launch`` does the runs; those that are done are not repeated. What was tried is in the comparison's ``tuned``, and
+    so in the records of its runs.
+    """
+    points = first_points(comparison, tries, over, seed=seed)
+    trials = _done(comparison, points, folder, launch, seed)
+    for _ in range(rounds):
+        if not any(_open_edge(several) for several in trials.values()):
+            break
+        points = {method: [*points[method], further_point(several)] for method, several in trials.items()}
+        trials = _done(comparison, points, folder, launch, seed)
+    settings = {method: dict(given) for method, given in comparison.settings.items()}
+    tuned = {}
+    for method, several in trials.items():
+        best = best_of(several)
+        settings[method] = {**settings.get(method, {}), **best.values}
+        tuned[method] = {"trials": [trial.as_json() for trial in several], "chosen": dict(best.values)}
+    return dataclasses.replace(comparison, settings=settings, tuned=tuned)
+
+
+def first_points(
+    comparison: Comparison, tries: int, over: Sequence[str] = ("rho",), *, seed: int = SEED
+) -> dict[str, list[Point]]:
+    """Return the values that each method tries first, for every method that has something to search.
+
+    The first point is the method as it is. Each setting takes each of so many multiples once, in an order that follows
+    ``seed`` and the setting's name alone: every method tries the same learning rates.
+    """
+    if not 1 <= tries <= len(FACTORS):
+        raise ValueError(f"tune must be in 1..{len(FACTORS)} trials for each method, got {tries}")
+    if not over or len(set(over)) < len(over):
+        raise ValueError(f"tune_over must name one or more of {', '.join(SEARCHED)}, each once, got {list(over)}")
+    for name in over:
+        if name not in SEARCHED:
+            raise ValueError(f"tune_over can hold {', '.join(SEARCHED)}, got {name!r}.{did_you_mean(name, SEARCHED)}")
+    orders = {}
+    for number, name in enumerate(over):
+        drawn = torch.randperm(tries - 1, generator=generator_for("tune", seed, name)).tolist()
+        orders[name] = [0, *(1 + place for place in (drawn if number else range(tries - 1)))]
+    starts = {method: _start(configured(comparison, method, seed), over) for method in comparison.methods}
+    return {
+        method: [_rounded({name: start[name] * FACTORS[orders[name][n]] for name in start}) for n in range(tries)]
+        for method, start in starts.items()
+        if start
+    }
+
+
+def further_point(trials: Sequence[Trial]) -> Point:
+    """Return what to try next: the best point moved outwards where it is at an edge, else refined.
+
+    >>> tried = [Trial("sam", {"rho": rho}, accuracy) for rho, accuracy in ((0.05, 0.8), (0.1, 0.9), (0.025, 0.7))]
+    >>> further_point(tried)
+    {'rho': 0.2}
+    """
+    best = best_of(trials)
+    if (edge := _open_edge(trials)) is not None:
+        name, factor = edge
+        return _rounded({**best.values, name: best.values[name] * factor})
+    name = next(iter(best.values))
+    others = [trial for trial in trials if trial.values[name] != best.values[name] and trial.score is not None]
+    near = best_of(others).values[name] if others else 2 * best.values[name]
+    return _rounded({**best.values, name: math.sqrt(best.values[name] * near)})
+
+
+def trial_runs(
+    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, *, seed: int = SEED
+) -> dict[str, list[PlannedRun]]:
+    """Return the run of each point: a comparison's run with other values, evaluated on held-out training data."""
+    found = {}
+    for method, several in points.items():
+        config = dataclasses.replace(configured(comparison, method, seed), validation=True)
+        found[method] = [_planned(config, point, folder, f"trial {n}") for n, point in enumerate(several, start=1)]
+    return found
+
+
+def write_search(runs: Sequence[PlannedRun]) -> None:
+    """Write what a search tried into records that were finished before it; the others will have it themselves."""
+    for run in runs:
+        record = run.record()
+        if record is not None and record.end is not None and run.config.tuned != record.config.get("tuned"):
+            first = {**record.run, "config": {**record.config, "tuned": dict(run.config.tuned)}}
+            lines = (first, *record.epochs, record.end)
+            write_atomically(record.path, b"".join(encode(line) for line in lines))
+
+
+def _done(
+    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, launch: Launch, seed: int
+) -> dict[str, list[Trial]]:
+    runs = trial_runs(comparison, points, folder, seed=seed)
+    launch([run for several in runs.values() for run in several])
+    return {
+        method: [_result(method, run, point) for run, point in zip(runs[method], several, strict=True)]
+        for method, several in points.items()
+    }
+
+
+def _open_edge(trials: Sequence[Trial]) -> tuple[str, float] | None:
+    """Return the setting whose best value is the smallest or largest tried, and the factor that leads outwards."""
+    best = best_of(trials)
+    for name, value in best.values.items():
+        tried = [trial.values[name] for trial in trials]
+        if len(set(tried)) > 1 and value == max(tried):
+            return name, 2
+        if len(set(tried)) > 1 and value == min(tried) and not (name == "epochs" and value == 1):
+            return name, 1 / 2
+    return None
+
+
+def _start(config: Config, over: Sequence[str]) -> Point:
+    """Return the values that a run would have without a search; a radius only where the method has one."""
+    rho = find_method(config.method).effective(config.settings).get("rho")
+    start = {"lr": config.lr, "weight_decay": config.weight_decay, "epochs": float(config.epochs)}
+    if isinstance(rho, (int, float)) and rho > 0:
+        start["rho"] = float(rho)
+    if "epochs" in over and config.budget is not None:
+        raise ValueError("epochs cannot be searched where a budget in seconds is the length; leave one of them out")
+    for name in over:
+        if start.get(name) == 0:
+            raise ValueError(f"{name} is 0, and so is each multiple of it; give it a value, or do not search for it")
+    return {name: start[name] for name in over if name in start}
+
+
+def _rounded(point: Mapping[str, float]) -> Point:
+    """Return the point with a whole number of epochs, and no more digits than a reader wants."""
+    return {name: max(1, round(v)) if name == "epochs" else float(f"{v:.6g}") for name, v in point.items()}
+
+
+def _planned(config: Config, point: Point, folder: str | Path, label: str) -> PlannedRun:
+    fields: dict[str, Any] = {name: value for name, value in point.items() if name != "rho"}
+    radius = {"rho": point["rho"]} if "rho" in point else {}
+    config = dataclasses.replace(config, settings={**config.settings, **radius}, **fields)
+    values = ", ".join(f"{name} {value:g}" for name, value in point.items())
+    return PlannedRun(config, folder_of(config, folder), label=f"{config.method}, {label} ({values})")
+
+
+def _result(method: str, run: PlannedRun, values: Point) -> Trial:
+    record = run.record()
+    end = record.end if record is not None and record.finished else None
+    if end is None:
+        return Trial(method, values)
+    return Trial(method, values, end["test_accuracy"].get("last"), end.get("test_loss"))

@@ -1,0 +1,273 @@
+"""Which batches does a run see, in which order? The same ones, bit for bit, for every method and after a resume."""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from .augment import find_augmentation
+from .distributed import Part, Rows, Share
+from .draws import generator_for
+from .samples import Batch, Samples, as_pair, on_device, rows_of, sample_count
+
+Transform = Callable[[Tensor], Tensor]
+"""A batch of inputs as they are stored -> as the model takes them."""
+
+
+class Batches:
+    """Gives the batches of any epoch: ``(x, y)`` as the model takes them, on the device.
+
+    The order of epoch n depends on (seed, n) alone, and the augmentation of its batch b on (seed, n, b) alone. So a
+    resumed run, or another method with the same seed, sees the very same batches; the global generator is never used.
+
+    Tensors move to the device once. The rows of a Dataset are read by ``workers`` processes (0: in this one; None: as
+    many as the Dataset asks for). ``augment`` and ``transform`` are applied to whole batches on the device; Datasets
+    that crop while they decode draw by the same rule.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batch_size: int,
+        *,
+        transform: Transform | None = None,
+        augment: str = "none",
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        memory_format: torch.memory_format = torch.contiguous_format,
+        workers: int | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
+        if workers is not None and workers < 0:
+            raise ValueError(f"workers must be 0 or more, got {workers}")
+        self.batch_size, self._seed, self._device = batch_size, seed, torch.device(device)
+        self._memory_format, self._transform = memory_format, transform or _unchanged
+        self._augment = None if augment == "none" else find_augmentation(augment)
+        self._crops = augment == "inception" and getattr(samples, "crops", False)
+        self._workers = getattr(samples, "workers", 0) if workers is None else workers
+        held = isinstance(samples, tuple)
+        self._samples = (on_device(samples[0], device), samples[1].to(device)) if held else samples
+
+    def __len__(self) -> int:
+        """Give the number of batches in an epoch."""
+        return math.ceil(sample_count(self._samples) / self.batch_size)
+
+    def order(self, number: int) -> Tensor:
+        """Give the order of the samples in epoch ``number``: batch b takes ``order[b * batch_size:][:batch_size]``."""
+        return torch.randperm(sample_count(self._samples), generator=generator_for("order", self._seed, number))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Give the shuffled, augmented batches of epoch ``number``."""
+        return (part[:2] for part in self.parts(number, Share()))
+
+    def in_order(self) -> Iterator[Batch]:
+        """Give every sample once, in stored order and not augmented: for evaluation."""
+        return (part[:2] for part in self.parts_in_order(Share()))
+
+    def parts(self, number: int, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``; nothing else is read, and draws are the same."""
+        crops = ("augment", self._seed, number) if self._crops else None
+        for index, (own, x, y) in enumerate(self._read(self.order(number), share, crops)):
+            if self._augment is None or self._crops:
+                x = self._transform(x)
+            else:
+                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), own)
+            yield self._part(x, y, own)
+
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches in stored order."""
+        for own, x, y in self._read(torch.arange(sample_count(self._samples)), share):
+            yield self._part(self._transform(x), y, own)
+
+    def _part(self, x: Any, y: Tensor, own: Rows) -> Part:
+        if isinstance(x, Tensor) and x.dim() == 4:
+            x = x.contiguous(memory_format=self._memory_format)
+        return Part(x, y, own.counted, own.whole)
+
+    def _read(
+        self, order: Tensor, share: Share, crops: tuple[str | int, ...] | None = None
+    ) -> Iterator[tuple[Rows, Any, Tensor]]:
+        """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
+        batches = torch.split(order, self.batch_size)
+        owns = [share.rows(len(batch)) for batch in batches]
+        shares = [batch[own.slice] for batch, own in zip(batches, owns, strict=True)]
+        if isinstance(self._samples, tuple):
+            inputs, targets = self._samples
+            moved = (rows.to(self._device) for rows in shares)
+            read: Iterator[Batch] = ((rows_of(inputs, rows), targets[rows]) for rows in moved)
+        else:
+            cropped = self._samples.cropped(crops) if crops is not None else self._samples  # type: ignore[attr-defined]
+            read = read_rows(cropped, shares, workers=self._workers, device=self._device)
+        for own, (x, y) in zip(owns, read, strict=True):
+            yield own, x, y
+
+
+class InOrder:
+    """Batches once in order, as often as they are asked for."""
+
+    def __init__(self, batches: Batches) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._batches.in_order()
+
+    def parts_in_order(self, share: Share) -> Iterator[Part]:
+        """Give a rank's parts of the batches."""
+        return self._batches.parts_in_order(share)
+
+
+def read_rows(
+    samples: Dataset[Any], batches: Sequence[Tensor], *, workers: int, device: torch.device
+) -> Iterator[Batch]:
+    """Give the rows of a Dataset batch by batch, read ahead of need by worker processes; with 0 workers, here."""
+    collate = getattr(samples, "collate", default_collate)
+    if workers == 0:
+        for rows in batches:
+            x, y = as_pair(collate([samples[int(row)] for row in rows]))
+            yield on_device(x, device), y
+        return
+    loader = DataLoader(
+        _Rows(samples),
+        batch_sampler=[rows.tolist() for rows in batches],
+        num_workers=workers,
+        collate_fn=_Collated(collate),
+        pin_memory=device.type == "cuda",
+        generator=generator_for("workers"),  # else the loader draws its seed from the global generator
+    )
+    for batch in loader:
+        if isinstance(batch, ValueError):
+            raise batch
+        x, y = as_pair(batch)
+        yield on_device(x, device), y
+
+
+class _Rows(Dataset[Any]):
+    """Rows of a Dataset; one that cannot be read comes back as its error.
+
+    Raised inside a worker, it would reach the user wrapped in the worker's own traceback, and leave workers behind that
+    take seconds to end.
+    """
+
+    def __init__(self, samples: Dataset[Any]) -> None:
+        self._samples = samples
+
+    def __getitem__(self, row: int) -> Any:
+        try:
+            return self._samples[row]
+        except ValueError as error:
+            return ValueError(str(error))  # without its cause, which may not travel between processes
+
+
+class _Collated:
+    """Makes a batch of rows, or gives the first error among them."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        errors = [row for row in rows if isinstance(row, ValueError)]
+        return errors[0] if errors else self._collate(rows)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x
+
+
+class Normalise:
+    """Turns images of 0..255 into float32 with ``(x / 255 - mean) / std`` in each channel, channels_last in memory."""
+
+    def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
+        if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
+            raise ValueError(f"std must hold {len(mean)} positive numbers, one for each mean, got {std}")
+        self.mean, self.std = mean, std
+        precise_mean, precise_std = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
+        self._scale = (1 / (255 * precise_std)).float()
+        self._shift = (-precise_mean / precise_std).float()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Give a new, normalised batch of the same shape."""
+        count, channels, height, width = images.shape
+        # One row of an image at a time: against vectors of width * channels the multiply and the add use the
+        # processor's full width; against vectors of 3 channels they take seventeen times as long.
+        pixels = images.permute(0, 2, 3, 1)
+        pixels = pixels.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        rows = pixels.view(count * height, width * channels)
+        scale, shift = (each.to(images.device).repeat(width) for each in (self._scale, self._shift))
+        rows.mul_(scale).add_(shift)
+        return pixels.permute(0, 3, 1, 2)
+
+
+class SeededLoader:
+    """A DataLoader whose epoch n depends on (seed, n) alone: order, samplers, and what its Dataset draws.
+
+    The loader draws from random streams of its own, so that a method which draws more than another in a step sees the
+    same batches, and a resumed run those that it would have seen.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
+        self.loader, self._seed = loader, seed
+
+    def __len__(self) -> int:
+        """Give the number of batches in an epoch; a stream without a length raises TypeError, as the loader does."""
+        return len(self.loader)
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """Give the batches of epoch ``number``."""
+        streams = _Streams(generator_for("loader", self._seed, number).initial_seed() % 2**32)
+        for owner in (self.loader, getattr(self.loader, "sampler", None)):
+            if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
+                generator.manual_seed(streams.seed)
+        with streams:
+            batches = iter(self.loader)
+        while True:
+            with streams:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield as_pair(batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Give the batches in the order of an epoch that no training has."""
+        return self.epoch(0)
+
+
+class _Streams:
+    """Random streams of torch, Python and NumPy that are in the place of the global ones inside the block."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        outside = _states()
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed(seed)
+        self._inside = _states()
+        _set_states(outside)
+
+    def __enter__(self) -> None:
+        self._outside = _states()
+        _set_states(self._inside)
+
+    def __exit__(self, *error: object) -> None:
+        self._inside = _states()
+        _set_states(self._outside)
+
+
+def _states() -> tuple[Any, ...]:
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _set_states(states: tuple[Any, ...]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    if states[2] is not None:
+        sys.modules["numpy"].random.set_state(states[2])

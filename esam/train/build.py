@@ -1,0 +1,221 @@
+"""How does a configuration become a model, an optimizer and batches, ready to train?"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from esam.optim import SharpnessAware
+from esam.optim.buffers import kept_buffers
+
+from .augment import find_augmentation
+from .batches import Batches, InOrder
+from .config import Config, did_you_mean, find_method, is_factory
+from .datasets import load_data
+from .distributed import STRATEGIES, Ranks, Whole, blocks_of, local_rank, spread
+from .evaluation import PRECISIONS, Metric
+from .loop import SCHEDULES, Epochs
+from .models import build_model, fastest_memory_format
+from .samples import Batch
+from .task import Facts, Task, data_facts, make_model
+
+BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
+
+
+EVALUATION_BATCH = 500
+
+
+def title(config: Config) -> str:
+    """Return the name that people read: SGD, SAM, ESAM ..."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    return find_method(config.method).named(BASE_TITLES[config.optimizer])
+
+
+def build_optimizer(
+    config: Config, model: nn.Module, *, base: Optimizer | None = None, total_steps: int | None = None
+) -> SharpnessAware:
+    """Return the configured method around the configured base optimizer, or around the one that is given.
+
+    A method that follows training is told its length in steps, unless the settings tell it another.
+    """
+    method = find_method(config.method)
+    for name in config.settings:
+        if name not in method.options():
+            takes = ", ".join(method.options()) or "none"
+            raise ValueError(f"{config.method} takes no {name}; its settings: {takes}")
+    base = configured_base(config, model) if base is None else base
+    length = {"total_steps": total_steps} if total_steps is not None and "total_steps" in method.options() else {}
+    return method(base, model, seed=config.seed, **{**length, **config.settings})
+
+
+def configured_base(config: Config, model: nn.Module) -> Optimizer:
+    """Return the configured base optimizer."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(
+            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
+        )
+    return torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of, ready to train."""
+
+    task: Task
+    facts: Facts
+    model: nn.Module
+    optimizer: SharpnessAware
+    train: Epochs
+    test: Iterable[Batch]
+    ordered: Iterable[Batch]
+    """The training data once, in order: the training accuracy at the end is measured on them."""
+    device: torch.device
+    whole: Whole
+    """Gives the model as one process has it."""
+    metric: Metric | None = None
+
+
+def build_parts(
+    config: Config,
+    task: Task | None = None,
+    *,
+    facts: Facts | None = None,
+    model: nn.Module | None = None,
+    base: Callable[[nn.Module], Optimizer | None] = lambda _: None,
+    metric: Metric | None = None,
+    batches: Callable[[Task, torch.device], tuple[Epochs, Iterable[Batch], Iterable[Batch]]] | None = None,
+) -> Parts:
+    """Return the parts that a configuration names, or with what is given in their place."""
+    if task is None:  # else the optimizer may be the user's own, and its name no choice
+        check_choices(config)
+        task = configured_task(config)
+    device = chosen_device(config.device)
+    facts = data_facts(task) if facts is None else facts
+    model = prepared_model(config, task, device) if model is None else _placed(model, device)
+    layout = fastest_memory_format(model)
+    train, test, ordered = batches_of(config, task, device, layout) if batches is None else batches(task, device)
+    steps = config.epochs * len(train) if config.budget is None else None
+    model, whole = spread(compiled_or_recomputed(model, config), config.strategy, Ranks.current())
+    optimizer = build_optimizer(config, model, base=base(model), total_steps=steps)
+    return Parts(task, facts, model, optimizer, train, test, ordered, device, whole, metric)
+
+
+def configured_task(config: Config) -> Task:
+    """Return the configured data."""
+    if is_factory(config.data) and config.augment != "none":
+        raise ValueError(
+            f"augment is for pictures, and {config.data} is a function of your own: do it there, and leave it out"
+        )
+    return load_data(
+        config.data,
+        label_column=config.label_column,
+        image_column=config.image_column,
+        train_size=config.train_size,
+        label_noise=config.label_noise,
+        size=config.size,
+        validation=config.validation,
+    )
+
+
+def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Module:
+    """Return the configured model with its initial weights, on the device and in its fastest layout."""
+    torch.manual_seed(config.seed)
+    if is_factory(config.model):
+        return _placed(make_model(config.model, task), device)
+    shape = task.shape
+    if shape is None or len(shape) != 3 or shape[1] != shape[2]:
+        raise ValueError(
+            "the models that esam can name take square images (channels, size, size) of float32; give a model of your "
+            "own as package.module:function"
+        )
+    classes = task.class_count()
+    if classes < 2:
+        raise ValueError(f"{config.data} has a single class, and there is nothing to tell apart; give it another")
+    return _placed(build_model(config.model, classes=classes, channels=shape[0], size=shape[1]), device)
+
+
+def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+    return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
+
+
+def batches_of(
+    config: Config, task: Task, device: torch.device, memory_format: torch.memory_format
+) -> tuple[Batches, InOrder, InOrder]:
+    """Return the training batches, the test set in order, and the training set in order."""
+    common: dict[str, Any] = {"transform": task.transform, "device": device, "memory_format": memory_format}
+    common["workers"] = config.workers
+    train = Batches(task.train, config.batch_size, augment=config.augment, seed=config.seed, **common)
+    test, ordered = (InOrder(Batches(part, EVALUATION_BATCH, **common)) for part in (task.test, task.train))
+    return train, test, ordered
+
+
+def chosen_device(name: str) -> torch.device:
+    """Return the device of that name; ``auto``: an accelerator if there is one, for each of several ranks its own."""
+    if name in ("auto", "cuda") and torch.cuda.is_available() and Ranks.current().several:
+        return torch.device("cuda", local_rank())
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device must be auto, cpu or one that torch finds here, got {name!r} ({error})") from error
+
+
+def check_choices(config: Config) -> None:
+    """Refuse a word that names no optimizer, schedule, precision or augmentation."""
+    _check_choice("optimizer", config.optimizer, BASE_TITLES)
+    _check_choice("schedule", config.schedule, SCHEDULES)
+    _check_choice("precision", config.precision, PRECISIONS)
+    _check_choice("strategy", config.strategy, STRATEGIES)
+    find_augmentation(config.augment)
+
+
+def _check_choice(name: str, value: str, known: Collection[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
+
+
+def compiled_or_recomputed(model: nn.Module, config: Config) -> nn.Module:
+    """Return the model, changed in place as the configuration asks for; its weights keep their names."""
+    if config.checkpointing:
+        recompute_blocks(model)
+    if config.compile:
+        parts = blocks_of(model) if config.strategy == "fsdp" else []
+        for part in parts or [model]:  # shards are gathered block by block, outside of the graphs
+            part.compile()
+    return model
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Let each block of a model keep only its input, and run again when backward comes to it.
+
+    Running again moves no buffer: running statistics move once a step, as without it.
+    """
+    blocks = blocks_of(model)
+    if not blocks:
+        raise ValueError(
+            "checkpointing runs blocks again, and the model has no layers that repeat in an nn.Sequential or "
+            "nn.ModuleList; leave it out"
+        )
+    for block in blocks:
+        block.forward = functools.partial(_run_again, block, block.forward)
+
+
+def _run_again(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*inputs, **named)
+    contexts = functools.partial(_contexts, block)
+    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
+
+
+def _contexts(block: nn.Module) -> tuple[Any, Any]:
+    return nullcontext(), kept_buffers(block)

@@ -1,0 +1,449 @@
+"""How does a name become data? Digits, a folder of pictures, Parquet files, the hub, or a function of the user's."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esam.extras import require
+
+from .batches import Normalise
+from .config import did_you_mean, is_factory, last_part
+from .draws import check_share, held_out
+from .pictures import (
+    ArrayPictures,
+    Decoded,
+    FilePictures,
+    Pictures,
+    StreamedPictures,
+    TablePictures,
+    cache_folder,
+    decoder_for,
+    read_cache,
+    write_cache,
+)
+from .record import RECORD_NAME
+from .task import Task, as_task, called, find_factory, part_of
+
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+MEMORY_LIMIT = 2**30  # bytes of decoded images; CIFAR takes 184 MB, ImageNet at 224 pixels 200 GB
+COUNTED = 1000  # images counted at a time for mean and std, to keep the temporaries small
+SAMPLED = 512  # streamed images that stand for all when mean and std are computed
+
+
+def load_data(
+    source: str | os.PathLike[str],
+    *,
+    image_column: str | None = None,
+    label_column: str | None = None,
+    size: int | None = None,
+    train_size: int | None = None,
+    label_noise: float = 0.0,
+    validation: bool = False,
+    seed: int = 0,
+    memory_limit: int = MEMORY_LIMIT,
+) -> Task:
+    """Load a data set by its name, its folder, or a function of the user's own, ``package.module:function``.
+
+    ``source`` is ``digits``, a name on the Hugging Face hub such as ``uoft-cs/cifar10`` (a copy in $ESAM_DATA is
+    preferred), a folder of Parquet files, or a folder of class folders of pictures. ``size`` resizes and crops every
+    image to that square. ``train_size`` takes a class-balanced part of the training samples, and ``label_noise`` makes
+    that share of their labels wrong; both follow ``seed``, and neither touches the test samples. ``validation`` puts a
+    fifth of the training samples, always the same one, in the place of the test samples: for tuning.
+
+    Pictures within ``memory_limit`` bytes are decoded once and kept under $ESAM_CACHE; more are streamed. They are
+    normalised by the mean and deviation of the training images.
+    """
+    check_share(label_noise)
+    asked, own = os.fspath(source), is_factory(os.fspath(source))
+    if own:
+        _refuse_columns(asked, image_column, label_column)
+        if size is not None:
+            raise ValueError(f"size is for pictures, and {asked} is a function of your own: resize there")
+        task = as_task(asked, called(asked, find_factory(asked)))
+    else:
+        if size is not None and size < 1:
+            raise ValueError(f"size must be 1 or more pixels, got {size}")
+        found = _train_and_test(
+            _find_source(asked, image_column=image_column, label_column=label_column), size, memory_limit
+        )
+        task = Task(found.train, found.test, classes=found.classes)
+    task = part_of(task, train_size=train_size, label_noise=label_noise, validation=validation, seed=seed)
+    return task if own else replace(task, transform=normaliser(task.train))  # type: ignore[arg-type]
+
+
+def _find_source(
+    name: str | os.PathLike[str], *, image_column: str | None = None, label_column: str | None = None
+) -> Source:
+    """Find where a data set comes from.
+
+    In this order: ``digits``; a folder of that path; a folder in $ESAM_DATA named like the last part; the hub.
+    """
+    asked = os.fspath(name)
+    if asked == "digits":
+        _refuse_columns(asked, image_column, label_column)
+        return Digits()
+    path = Path(asked).expanduser()
+    folder = path if path.is_dir() else local_copy(asked)
+    if folder is None:
+        if not HUB_NAME.fullmatch(asked):
+            raise unknown_data(asked, "there is no such folder, and a name on the hub reads owner/name")
+        return Table(asked, image_column=image_column, label_column=label_column)
+    if any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
+        return Table(folder, image_column=image_column, label_column=label_column)
+    _refuse_columns(asked, image_column, label_column)
+    return ClassFolders(folder)
+
+
+def _refuse_columns(asked: str, image_column: str | None, label_column: str | None) -> None:
+    for argument, column in (("image_column", image_column), ("label_column", label_column)):
+        if column is not None:
+            raise ValueError(f"{asked} has no columns to choose from, got {argument}={column!r}; leave it out")
+
+
+def _train_and_test(origin: Source, size: int | None, memory_limit: int) -> Decoded | Catalogue:
+    """Give training and test images from the cache, or decoded and cached now, or to be streamed."""
+    folder = cache_folder(origin.identity(), size)
+    decoded = read_cache(folder, memory_limit=memory_limit)
+    if decoded is None:
+        offer = origin.catalogue()
+        decoder = decoder_for(offer.train.pictures, size)
+        check_memory(8 * decoder.bytes_each, f"one picture of {decoder.width}x{decoder.height}", "size")
+        train, test = (replace(one, decoder=decoder) for one in (offer.train, offer.test))
+        if (len(train) + len(test)) * decoder.bytes_each > memory_limit:
+            return Catalogue(train, test, offer.classes)
+        decoded = Decoded(train.in_memory(), test.in_memory(), offer.classes)
+        write_cache(folder, decoded)
+    return decoded
+
+
+def check_memory(needed: int, what: str, remedy: str) -> None:
+    """Refuse what takes more memory than there is, before it is tried."""
+    if needed > (there := available_memory()):
+        raise ValueError(f"{what} takes {needed / 1e9:,.1f} GB and there are {there / 1e9:,.1f} GB; lower {remedy}")
+
+
+def available_memory() -> int:
+    """Return how many bytes this process can still take, as far as the system says."""
+    found = [sys.maxsize]
+    with suppress(OSError, IndexError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")))
+    with suppress(ImportError):
+        import resource
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        found += [limit] if limit != resource.RLIM_INFINITY else []
+    return min(found)
+
+
+def normaliser(train: tuple[Tensor, Tensor] | StreamedPictures) -> Normalise:
+    """Return what normalises by mean and deviation of the training images, or of some of many."""
+    if isinstance(train, StreamedPictures):
+        fitting = max(1, MEMORY_LIMIT // math.prod(train.shape))
+        evenly = torch.linspace(0, len(train) - 1, min(SAMPLED, len(train), fitting)).long()
+        train = train.select(evenly).in_memory()
+    return Normalise(*channel_statistics(train[0]))
+
+
+def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Give the mean and standard deviation of each channel of uint8 images, in units of 0..1.
+
+    Counts the 256 values first, so the result is exact whatever the order or number of images. A channel that never
+    varies gets a deviation of 1, to be divided by harmlessly.
+    """
+    values = torch.arange(256, dtype=torch.float64) / 255
+    nothing = torch.zeros(256, dtype=torch.int64)
+    means, deviations = [], []
+    for channel in images.unbind(1):
+        counts = sum((part.reshape(-1).bincount(minlength=256) for part in torch.split(channel, COUNTED)), nothing)
+        share = counts.double() / counts.double().sum()
+        mean = (share * values).sum()
+        deviation = (share * (values - mean) ** 2).sum().sqrt()
+        means.append(mean.item())
+        deviations.append(deviation.item() or 1.0)
+    return tuple(means), tuple(deviations)
+
+
+KNOWN = ("digits", "uoft-cs/cifar10", "uoft-cs/cifar100")
+LOCAL_COPIES = "ESAM_DATA"  # the environment variable that names a folder of local copies
+TEST_NAMES = ("test", "validation", "valid", "val")  # of folders and of splits; the first that is there is taken
+LAYOUT = "train/<class>/<picture> with test/ or val/ beside train/, or <class>/<picture>, which is divided for you"
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+BRIGHTEST_DIGIT = 16  # scikit-learn's own scale is 0..16
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Training and test pictures, listed, not decoded."""
+
+    train: StreamedPictures
+    test: StreamedPictures
+    classes: tuple[str, ...]
+
+
+def listed(pictures: Pictures, labels: Tensor) -> StreamedPictures:
+    """List all pictures in their stored order."""
+    return StreamedPictures(pictures, torch.arange(len(pictures)), labels.long())
+
+
+def divided(everything: StreamedPictures) -> tuple[StreamedPictures, StreamedPictures]:
+    """Divide pictures that have no test split into training and test, by a fixed, stratified draw."""
+    kept, held = held_out(everything.labels)
+    return everything.select(kept), everything.select(held)
+
+
+class Source(Protocol):
+    """A place that data can come from."""
+
+    def identity(self) -> str:
+        """Give a text that changes whenever the content does; much cheaper than reading the content."""
+
+    def catalogue(self) -> Catalogue:
+        """List the pictures."""
+
+
+def files_identity(folder: Path, files: Iterable[Path]) -> str:
+    """Fingerprint files by name, length and time of change, without reading them."""
+    digest = hashlib.sha256(str(folder.resolve()).encode())
+    for file in files:
+        status = file.stat()
+        digest.update(f"{file.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
+
+
+def unknown_data(asked: str, reason: str) -> ValueError:
+    """Make the error for a data set that cannot be had; it names the nearest known one and every way to give one."""
+    copies = os.environ.get(LOCAL_COPIES)
+    held = sorted(os.listdir(copies)) if copies and Path(copies).is_dir() else []
+    known = [*KNOWN, *(name for name in held if name not in map(last_part, KNOWN))]
+    return ValueError(
+        f"cannot load the data set {asked!r}: {reason}.{did_you_mean(asked, known)} Known names: {', '.join(known)}. "
+        f"Or give another name of the Hugging Face hub, or the path of a folder of Parquet files or of pictures as "
+        f"{LAYOUT}. Without a network, put a copy of the set into a folder named like the last part of its name and "
+        f"set {LOCAL_COPIES} to the folder around it{f' (now {copies})' if copies else ''}"
+    )
+
+
+def local_copy(name: str) -> Path | None:
+    """Give the folder in $ESAM_DATA that is named like the last part of a hub name, if there is one."""
+    copies = os.environ.get(LOCAL_COPIES)
+    folder = Path(copies).expanduser() / last_part(name) if copies else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+class Digits:
+    """scikit-learn's 1,797 embedded digits: 8x8, grey, ten classes; needs no network."""
+
+    def identity(self) -> str:
+        """Give a constant: the digits ship with scikit-learn and do not change."""
+        return "scikit-learn digits"
+
+    def catalogue(self) -> Catalogue:
+        """List the digits, a fifth of them held out as a test set."""
+        require("sklearn", purpose="the embedded data set digits")
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+        bunch = load_digits()
+        images = np.rint(bunch.images * (255 / BRIGHTEST_DIGIT)).astype(np.uint8)
+        train, test = divided(listed(ArrayPictures(images), torch.from_numpy(bunch.target)))
+        return Catalogue(train, test, tuple(str(name) for name in bunch.target_names))
+
+
+class ClassFolders:
+    """Pictures sorted into one folder per class, under ``train`` and ``test`` or ``val``, or without a division.
+
+    Listed here rather than by the imagefolder builder of ``datasets``, which takes the innermost folder for the class
+    and a class 'train station' for the training split, drops class folders that are links, and is far slower.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def identity(self) -> str:
+        """Fingerprint the pictures' names, lengths and times."""
+        files = [file for by_class in self._splits.values() for pictures in by_class.values() for file in pictures]
+        return files_identity(self._root, files)
+
+    def catalogue(self) -> Catalogue:
+        """List the pictures; classes are the training folders' names in alphabetical order."""
+        (_, train_files), *tests = self._splits.items()
+        classes = tuple(train_files)
+        train = _listed(train_files, classes)
+        if not tests:
+            return Catalogue(*divided(train), classes)
+        ((test_name, test_files),) = tests
+        if strangers := sorted(set(test_files) - set(classes)):
+            raise ValueError(
+                f"{self._root / test_name} has classes that {self._root / 'train'} lacks: {', '.join(strangers)}; "
+                "both need the same class folders"
+            )
+        return Catalogue(train, _listed(test_files, classes), classes)
+
+    @cached_property
+    def _splits(self) -> dict[str, dict[str, list[Path]]]:
+        """Give {split: {class: files}}: training first, then the test split if there is one."""
+        found = _subfolders(self._root)
+        if "train" not in found:
+            return {"train": _pictures_by_class(self._root)}
+        tests = [name for name in TEST_NAMES if name in found]
+        return {name: _pictures_by_class(self._root / name) for name in ["train", *tests[:1]]}
+
+
+def _subfolders(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _pictures_by_class(folder: Path) -> dict[str, list[Path]]:
+    """Give {class: files}, both sorted; a class may have folders of its own inside."""
+    by_class = {name: _pictures_below(folder / name) for name in _subfolders(folder)}
+    empty = [name for name, files in by_class.items() if not files]
+    if len(empty) == len(by_class):
+        raise ValueError(f"{folder} holds no class folders of pictures; the layout is {LAYOUT}")
+    if empty and any((folder / empty[0]).rglob(RECORD_NAME)):
+        raise ValueError(f"{folder / empty[0]} holds runs of esam and no pictures; move it out of the data folder")
+    if empty:
+        raise ValueError(f"no pictures ({', '.join(ENDINGS)}) in {folder / empty[0]}; fill or remove that folder")
+    return by_class
+
+
+def _pictures_below(folder: Path) -> list[Path]:
+    """Give the pictures in a folder and in those inside it; a link that leads back to where we were is not followed."""
+    files: list[Path] = []
+    seen = set(folder.resolve().parents)
+    for place, inside, names in os.walk(folder, followlinks=True):
+        if (here := Path(place).resolve()) in seen:
+            inside.clear()
+            continue
+        seen.add(here)
+        inside.sort()  # the same one of two links to one folder on every machine
+        files += [Path(place, name) for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")]
+    return sorted(files)
+
+
+def _listed(files: dict[str, list[Path]], classes: tuple[str, ...]) -> StreamedPictures:
+    paths = tuple(str(file) for name in files for file in files[name])
+    labels = torch.tensor([classes.index(name) for name in files for _ in files[name]])
+    return listed(FilePictures(paths), labels)
+
+
+class Table:
+    """A data set read by the ``datasets`` package: by name from the hub, or from a folder of Parquet files.
+
+    Columns are found by their feature type. Among several ``ClassLabel`` columns the one with most classes is taken.
+    """
+
+    def __init__(self, location: str | Path, *, image_column: str | None, label_column: str | None) -> None:
+        self._location = location
+        self._image_column = image_column
+        self._label_column = label_column
+
+    def identity(self) -> str:
+        """Fingerprint the local files, or the revision that the hub gives."""
+        columns = f"{self._image_column}/{self._label_column}"
+        if isinstance(self._location, Path):
+            files = sorted(file for file in self._location.rglob("*") if file.is_file())
+            return f"{files_identity(self._location, files)}/{columns}"
+        prints = "/".join(f"{name} {table._fingerprint}" for name, table in sorted(self._splits.items()))
+        return f"{self._location} {hashlib.sha256(prints.encode()).hexdigest()}/{columns}"
+
+    def catalogue(self) -> Catalogue:
+        """List the pictures of the training and test splits."""
+        if "train" not in self._splits:
+            raise ValueError(f"{self._location} has no split 'train', only {', '.join(self._splits)}")
+        features = self._splits["train"].features
+        image = _image_column(features, self._image_column)
+        label = _label_column(features, self._label_column)
+        classes = tuple(features[label].names)
+        train = self._listed("train", image, label)
+        if not _labelled(train):
+            raise ValueError(
+                f"the training split of {self._location} is empty or has rows without a label; remove them"
+            )
+        for name in TEST_NAMES:
+            # On the hub a split 'test' may come without its labels (-1 throughout), as ImageNet's does.
+            if name in self._splits and _labelled(test := self._listed(name, image, label)):
+                return Catalogue(train, test, classes)
+        return Catalogue(*divided(train), classes)
+
+    @cached_property
+    def _splits(self) -> dict[str, Any]:
+        require("datasets", purpose=f"reading {self._location}")
+        try:
+            return dict(_loaded(str(self._location), local=isinstance(self._location, Path)))
+        except Exception as error:  # datasets raises a dozen kinds; its own words go into ours
+            if isinstance(self._location, Path):
+                raise ValueError(f"cannot read the Parquet files in {self._location}: {error}") from error
+            raise unknown_data(self._location, str(error)) from error
+
+    def _listed(self, split: str, image: str, label: str) -> StreamedPictures:
+        from datasets import Image  # type: ignore[import-untyped]
+
+        table = self._splits[split]
+        pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
+        return listed(TablePictures(pictures, image, f"{self._location}/{split}"), _labels(table, label))
+
+
+def _loaded(name: str, *, local: bool) -> Any:
+    """Load a data set; one of the hub that has been downloaded is taken as it is, without a word to the network."""
+    import datasets
+
+    if not local and not datasets.config.HF_HUB_OFFLINE:
+        before = datasets.logging.get_verbosity()
+        datasets.config.HF_HUB_OFFLINE = True
+        datasets.logging.set_verbosity_error()  # it would warn that the hub was not asked
+        try:
+            return datasets.load_dataset(name)
+        except Exception:  # of a dozen kinds: it is not here yet
+            pass
+        finally:
+            datasets.config.HF_HUB_OFFLINE = False
+            datasets.logging.set_verbosity(before)
+    return datasets.load_dataset(name)
+
+
+def _labelled(listing: StreamedPictures) -> bool:
+    return len(listing) > 0 and bool((listing.labels >= 0).all())
+
+
+def _labels(table: Any, column: str) -> Tensor:
+    """Give the labels as numbers; a missing one as -1."""
+    return torch.from_numpy(np.array([-1 if label is None else label for label in table[column][:]], dtype=np.int64))
+
+
+def _image_column(features: Any, wanted: str | None) -> str:
+    candidates = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
+    return _column(wanted, candidates, features, "image_column", "Image")
+
+
+def _label_column(features: Any, wanted: str | None) -> str:
+    sizes = {name: feature.num_classes for name, feature in features.items() if type(feature).__name__ == "ClassLabel"}
+    finest_first = sorted(sizes, key=lambda name: -sizes[name])
+    return _column(wanted, finest_first, features, "label_column", "ClassLabel")
+
+
+def _column(wanted: str | None, candidates: list[str], features: Any, argument: str, kind: str) -> str:
+    if not candidates:
+        raise ValueError(
+            f"no column has the feature type {kind}; the columns are {', '.join(map(str, features))}. "
+            f"Give one that type with datasets' cast_column and save the set as Parquet"
+        )
+    if wanted is None:
+        return candidates[0]
+    if wanted not in candidates:
+        right = ", ".join(map(repr, candidates))
+        raise ValueError(f"{argument} must be one of {right}, got {wanted!r}.{did_you_mean(wanted, candidates)}")
+    return wanted

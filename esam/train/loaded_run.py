@@ -1,0 +1,417 @@
+"""How is a trained run used again: its weights taken away, its model called, its minimum analysed?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esam.analysis import (
+    Landscape,
+    ModelObjective,
+    adaptive_sharpness,
+    ascent_sharpness,
+    even_axis,
+    gradient_cosines,
+    hessian_trace,
+    landscape,
+    linearity,
+    m_sharpness,
+    random_plane,
+    rounded_accuracy,
+    select,
+    sharpness,
+    spectral_density,
+    top_eigenvalues,
+)
+from esam.analysis.landscape import OnProgress
+from esam.analysis.objective import Batch, evaluating
+from esam.files import write_atomically
+
+from .batches import Batches, Normalise
+from .checkpoint import Checkpoint, State, read_state, run_state
+from .config import Config, is_factory
+from .evaluation import are_classes
+from .models import MODELS, build_model, fastest_memory_format
+from .pictures import Decoder, FilePictures
+from .record import RECORD_NAME, RunRecord, environment, read_record
+from .samples import Inputs, InputsAdapter, on_device, outputs_of, sample_count, taken_rows
+from .task import Task
+
+BEST_NAME, LAST_NAME = "best.safetensors", "last.safetensors"
+FORMAT = 1
+
+About = dict[str, Any]
+"""What stands beside weights in their file: of which run, model and data they are, and from which epoch."""
+
+
+class WeightsKeeper:
+    """Keeps the weights of a run's best epoch so far, and those of its end.
+
+    The best epoch is that of the highest test accuracy, or of the lowest test loss where there is no accuracy: chosen
+    on the test data, so it flatters.
+    """
+
+    def __init__(self, record: RunRecord) -> None:
+        self._record = record
+        scores = (score(line) for line in record.epochs)
+        self._best = max((one for one in scores if one is not None), default=None)
+
+    def epoch(self, line: Mapping[str, Any], model: nn.Module) -> None:
+        """Keep the weights of this epoch if none was better."""
+        now = score(line)
+        if now is not None and (self._best is None or now > self._best):
+            self._best = now
+            write_weights(self._record.path.with_name(BEST_NAME), model, about(self._record, line))
+
+    def end(self, line: Mapping[str, Any], model: nn.Module) -> None:
+        """Keep the weights of the last epoch, whose figures these are."""
+        write_weights(self._record.path.with_name(LAST_NAME), model, about(self._record, line))
+
+
+def score(line: Mapping[str, Any]) -> float | None:
+    """Return how good an epoch was, more being better; None where it was not evaluated."""
+    if line.get("test_accuracy") is not None:
+        return float(line["test_accuracy"])
+    return None if line.get("test_loss") is None else -float(line["test_loss"])
+
+
+def about(record: RunRecord, line: Mapping[str, Any]) -> About:
+    """Return what weights carry with them."""
+    facts, config = record.data or {}, Config.from_json(record.config)
+    told = {name: facts.get(name) for name in ("classes", "shape", "mean", "std", "dtype")}
+    return {
+        "format": FORMAT,
+        "run": {"name": record.name, "method": record.method, "seed": record.seed, "id": record.run.get("id")},
+        "model": config.model,
+        "data": config.data,
+        "resized": config.size is not None,
+        **told,
+        **{name: line.get(name) for name in ("epoch", "test_accuracy", "test_loss")},
+    }
+
+
+def write_weights(path: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
+    """Write a model's weights and buffers; tensors that are shared are written for each of their names."""
+    write_tensors(path, {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}, told)
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
+    """Write tensors by name, and what is told of them."""
+    save = _library().save
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, save(whole, metadata={"esam": json.dumps(told)}))
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], About]:
+    """Return the tensors of a file by name, and what is told of them."""
+    load, opened = _library().load_file, _library().safe_open
+    try:
+        with opened(str(path), framework="pt") as file:
+            told = json.loads((file.metadata() or {}).get("esam", "{}"))
+        return load(str(path)), told
+    except Exception as error:  # the library has kinds of its own for a damaged file
+        raise ValueError(f"{path} cannot be read ({error}); train the run again, or take its checkpoint") from error
+
+
+def _library() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise ImportError("keeping weights takes safetensors; run: pip install torch-esam[train]") from error
+    return safetensors.torch
+
+
+WHICH = {"last": LAST_NAME, "best": BEST_NAME}
+
+
+@dataclass(frozen=True)
+class LoadedRun:
+    """A trained model, in eval mode, and what using it takes."""
+
+    record: RunRecord
+    model: nn.Module
+    about: About
+    """Classes, input shape, normalisation, and the epoch that the weights are of."""
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """The classes' names in the order of the outputs; None where the targets were no classes, or had no names."""
+        told = self.about.get("classes")
+        return None if told is None else tuple(told)
+
+    def read(self, files: Sequence[str | Path]) -> Tensor:
+        """Return pictures as the model takes them: decoded, resized and normalised as they were for training."""
+        if self.about.get("mean") is None:
+            raise ValueError(
+                f"this run was trained on {self.about['data']}, which are no pictures; prepare inputs of shape "
+                f"{self.about.get('shape')} yourself"
+            )
+        channels, height, width = self.about["shape"]
+        decode = Decoder(channels, height, width, fit=bool(self.about["resized"]))
+        pictures = FilePictures(tuple(map(str, files)))
+        decoded = torch.stack([torch.from_numpy(decode(pictures, row).copy()) for row in range(len(pictures))])
+        normalised = Normalise(tuple(self.about["mean"]), tuple(self.about["std"]))(decoded.permute(0, 3, 1, 2))
+        return normalised.contiguous(memory_format=fastest_memory_format(self.model))
+
+    @torch.no_grad()
+    def __call__(self, inputs: Inputs) -> Tensor:
+        """Return the model's outputs."""
+        device = next(self.model.parameters()).device
+        outputs: Tensor = outputs_of(self.model, on_device(inputs, device))
+        return outputs.cpu()
+
+
+def load_run(
+    path: str | Path,
+    *,
+    weights: str = "last",
+    build_model: Callable[[], nn.Module] | None = None,
+    device: str = "cpu",
+) -> LoadedRun:
+    """Return the trained model of a run's folder, ready to use; nothing in the folder can run code.
+
+    ``weights`` are the last, as in the table, or the best by the test data, which flatters. A model of your own is
+    built by ``build_model``, the function that it was trained with: its name in a record is not imported.
+    """
+    folder = Path(path)
+    tensors, told, record = run_weights(folder, weights)
+    config = Config.from_json(record.config)
+    if build_model is not None:
+        model = build_model()
+    elif config.model in MODELS or config.model.startswith("timm/"):
+        model = _named_model(config.model, told)
+    else:
+        raise ValueError(
+            f"the model of {folder} is {config.model}, a function of your own, and a record's word is no reason to run "
+            f"it: give it as build_model= (--model {config.model})"
+        )
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:
+        told_by_torch = " ".join(str(error).split())
+        raise ValueError(
+            f"the weights of {folder} are not those of this model; give the function that the run was trained with "
+            f"({told_by_torch})"
+        ) from error
+    placed: nn.Module = model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
+    return LoadedRun(record, placed.eval(), told)
+
+
+def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, RunRecord]:
+    """Return the weights of a run by name, what is told of them, and the run's record."""
+    if weights not in WHICH:
+        raise ValueError(f"weights must be one of {', '.join(WHICH)}, got {weights!r}")
+    if not (folder / RECORD_NAME).is_file():
+        raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train or esam compare")
+    record = read_record(folder / RECORD_NAME)
+    kept = folder / WHICH[weights]
+    if kept.exists():
+        tensors, told = read_weights(kept)
+        return tensors, {**about(record, {}), **told}, record
+    state = Checkpoint(folder).load() if weights == "last" else None
+    if state is None:
+        raise ValueError(
+            f"{folder} holds no {weights} weights; train the run again with this version, or ask for others"
+        )
+    run_state(state, folder)
+    return state["model"], about(record, {"epoch": state["progress"]["epoch"]}), record
+
+
+def _named_model(name: str, told: dict[str, Any]) -> nn.Module:
+    channels, height, _ = told["shape"]
+    if told.get("classes") is None:
+        raise ValueError(f"the record does not tell how many classes {name} was built for; give build_model=")
+    return build_model(name, classes=len(told["classes"]), channels=channels, size=height)
+
+
+RHO = 0.05
+"""One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
+ADAPTIVE_RHO = 0.5
+"""ASAM's own radius, which means about what SAM's 0.05 does."""
+IMAGES = 1_000
+"""How many training images the loss is taken over: the same ones for every run."""
+BATCH_SIZE = 250
+"""Images that are evaluated together; it changes speed, and losses by rounding alone."""
+
+
+def training_objective(
+    model: nn.Module, task: Task, device: torch.device, *, images: int = IMAGES, batch_size: int = BATCH_SIZE
+) -> ModelObjective:
+    """Return the mean loss over this many evenly spaced training samples, or over all where there are fewer.
+
+    In eval mode, without augmentation, with the labels that were trained on.
+    """
+    called, batches = _evenly_spaced(model, task, task.train, device, images, batch_size)
+    return ModelObjective(called, batches, task.loss)
+
+
+def _evenly_spaced(
+    model: nn.Module, task: Task, samples: Any, device: torch.device, most: int, batch_size: int
+) -> tuple[nn.Module, list[Batch]]:
+    """Return batches of evenly spaced samples, and the model as it takes them."""
+    count = sample_count(samples)
+    some = taken_rows(samples, torch.linspace(0, count - 1, min(most, count)).round().long())
+    layout = fastest_memory_format(model)
+    batches = Batches(some, batch_size, transform=task.transform, device=device, memory_format=layout)
+    called = model if task.transform is not None else InputsAdapter(model)  # pictures are one tensor
+    return called, list(batches.in_order())
+
+
+def training_sharpness(model: nn.Module, task: Task, device: torch.device) -> float:
+    """Return R_S over the training images, as it stands in every record."""
+    objective = training_objective(model, task, device)
+    return sharpness(objective, objective.parameters, rho=RHO)
+
+
+def accuracy_of_rounded_weights(model: nn.Module, task: Task, device: torch.device) -> dict[str, float] | None:
+    """Return the accuracy on evenly spaced test samples with weights of 32, 8 and 4 bits; None without classes."""
+    called, batches = _evenly_spaced(model, task, task.test, device, IMAGES, BATCH_SIZE)
+    with torch.no_grad(), evaluating(model):
+        outputs = called(batches[0][0])
+    return rounded_accuracy(called, batches) if are_classes(outputs, batches[0][1]) else None
+
+
+MEASURES = {"sharpness": training_sharpness, "rounded_accuracy": accuracy_of_rounded_weights}
+"""What is measured of every trained model, by the names in its record."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run as its folder tells it: the record, the weights of the checkpoint, and the images they were trained on."""
+
+    record: RunRecord
+    epoch: int
+    model: nn.Module
+    objective: ModelObjective
+
+
+def trained_run(
+    path: str | Path, *, images: int = IMAGES, batch_size: int = BATCH_SIZE, device: str = "auto"
+) -> TrainedRun:
+    """Return the run of a folder of ``esam train``, or of one of its checkpoint files; they are only read.
+
+    Its objective is the ``training_objective`` of this many images, in batches of this size.
+    """
+    path = Path(path)
+    for name, value in (("images", images), ("batch_size", batch_size)):
+        if value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value!r}")
+    if not path.exists():
+        raise ValueError(f"{path} does not exist; give the folder of a run of esam train, or its checkpoint")
+    folder = path if path.is_dir() else path.parent
+    if not (folder / RECORD_NAME).exists():
+        raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train, or its checkpoint")
+    record = read_record(folder / RECORD_NAME)
+    config = Config.from_json(record.config)
+    for name in (config.data, config.model):
+        if is_factory(name):
+            raise ValueError(
+                f"the run in {folder} was made with {name}, a function of your own, and a record's word is no reason "
+                "to run it; take the model by esam.load_run(..., build_model=...) and look at it by esam.analysis"
+            )
+    from .build import chosen_device, configured_task, prepared_model
+
+    where = chosen_device(device)
+    state = _state(path, where)
+    task = configured_task(config)
+    model = prepared_model(config, task, where)
+    try:
+        model.load_state_dict(state["model"])
+    except (RuntimeError, TypeError, AttributeError) as error:
+        told = " ".join(str(error).split())
+        raise ValueError(f"the weights in {path} are not those of {config.model}, the run's model ({told})") from error
+    objective = training_objective(model, task, where, images=images, batch_size=batch_size)
+    return TrainedRun(record, state["progress"]["epoch"], model, objective)
+
+
+def figures(
+    run: TrainedRun,
+    *,
+    rho: float = RHO,
+    steps: int = 10,
+    m: int = 128,
+    gamma: float = 0.5,
+    eigenvalues: int = 1,
+    vectors: int = 10,
+    density: int = 0,
+) -> dict[str, Any]:
+    """Return sharpness, linearity, and what SDS selects when all images are one batch.
+
+    Unless it is 0, ``eigenvalues`` adds the Hessian's top eigenvalues and its trace, and ``density`` its spectral
+    density by so many steps of Lanczos.
+    """
+    objective, theta = run.objective, run.objective.parameters
+    ascent = ascent_sharpness(objective, theta, rho=rho, steps=steps)
+    found: dict[str, Any] = {
+        "loss": float(objective(theta)),
+        "sharpness": {"value": sharpness(objective, theta, rho=rho), "rho": rho},
+        "ascent_sharpness": {"value": ascent, "rho": rho, "steps": steps},
+        "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=m), "rho": rho, "m": m},
+        "adaptive_sharpness": {"value": adaptive_sharpness(objective, theta, rho=ADAPTIVE_RHO), "rho": ADAPTIVE_RHO},
+    }
+    if objective.count > 1:
+        selection = select(objective, theta, gamma=gamma, rho=rho)
+        found["linearity"] = {"value": linearity(objective, theta, selection.eps), "rho": rho}
+        cosines = gradient_cosines(objective, theta, selection)
+        found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.as_json(), "cosines": cosines}
+    if eigenvalues:
+        found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
+        found["trace"] = {**hessian_trace(objective, theta, vectors=vectors)._asdict(), "vectors": vectors}
+    if density:
+        spectrum = spectral_density(objective, theta, lanczos=density)
+        found["spectral_density"] = {**{k: v.tolist() for k, v in spectrum._asdict().items()}, "lanczos": density}
+    return found
+
+
+def random_landscape(
+    run: TrainedRun,
+    *,
+    points: int,
+    axes: int = 2,
+    reach: float = 1.0,
+    groups: int = 1,
+    path: str | Path | None = None,
+    progress: OnProgress | None = None,
+    vmap: int = 1,
+) -> Landscape:
+    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions.
+
+    With ``axes=1`` it is a line, along the first direction of each pair.
+    """
+    if groups < 1:
+        raise ValueError(f"groups must be 1 or more, got {groups!r}")
+    theta = run.objective.parameters
+    directions = [(run.objective, random_plane(theta, seed=seed)[:axes]) for seed in range(groups)]
+    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress, vmap=vmap)
+
+
+def describe_analysis(run: TrainedRun) -> dict[str, Any]:
+    """Return what the figures were taken of, and with what."""
+    record, device = run.record, next(run.model.parameters()).device
+    return {
+        "run": {"name": record.name, "method": record.method, "seed": record.seed, "id": record.run["id"]},
+        "epoch": run.epoch,
+        "images": run.objective.count,
+        "environment": environment(str(device)),
+    }
+
+
+def _state(path: Path, device: torch.device) -> State:
+    if path.is_dir():
+        state = Checkpoint(path).load(device)
+        if state is None:
+            raise ValueError(f"{path} holds no checkpoint; train the run first: esam train --out {path}")
+        return run_state(state, path)
+    try:
+        return run_state(read_state(path, device), path)
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is no checkpoint of esam train, or is damaged ({error}); give the run's folder"
+        ) from error

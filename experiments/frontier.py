@@ -1,0 +1,133 @@
+"""Which method kept SAM's accuracy for which price, in nine small regimes? A closed study: its records, one table.
+
+    python -m experiments.frontier docs/frontier.png      draw the picture; docs/tables.py writes the table
+
+What is wrong with this study stands on its page, docs/frontier.md. Its runs cannot be started again.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from esam.report.sheets import Sheet
+from esam.train.packed import read_pack
+
+PACK = Path(__file__).resolve().parent.parent / "results" / "frontier.jsonl.xz"
+TITLES = {
+    "base": "Base (SGD or AdamW)",
+    "base-long": "Base, twice as long",
+    "base-small": "Base, batches of half the size",
+    "base-half": "Base on half of each batch",
+    "base-pieces": "Base in SliceSAM's pieces",
+    "base-ema": "Base, averaged",
+    "sam-short": "SAM, half as long",
+    "sam": "SAM",
+    "sam-late": "SAM in the last quarter",
+    "sam-on": "SAM-ON",
+    "asam": "ASAM",
+    "looksam": "LookSAM",
+    "esam": "ESAM",
+    "esam-swp": "ESAM-SWP",
+    "esam-random": "ESAM-random",
+    "ae-sam": "AE-SAM",
+    "msam": "Momentum-SAM",
+    "saf": "SAF",
+    "slicesam": "SliceSAM (an earlier form)",
+    "slicesam-4th": "SliceSAM, every 4th step",
+    "slicesam-aligned": "SliceSAM, aligned",
+    "slicesam-fixed": "SliceSAM, one radius everywhere",
+}
+REGIMES = ("fits", "short", "wrong20", "wrong40", "cifar100", "vit", "adamw", "text", "finetune")
+T_95 = 2.306
+"""Student's t for nine regimes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One candidate over the nine regimes; a gain is its mean and half of its 95 % interval, in points."""
+
+    name: str
+    control: bool
+    time: float
+    """Processor time over the base's: the geometric mean."""
+    over_base: tuple[float, float]
+    over_sam: tuple[float, float]
+    above_sam: int
+    """In how many regimes its mean is at or above SAM's."""
+
+
+def read_rows() -> list[Row]:
+    """Return the candidates that ran in every regime, the highest gain over SAM first."""
+    accuracy: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)
+    seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for name, (first, *_, end) in read_pack(PACK).items():
+        regime, candidate, kind = name.split("/")[:3]
+        if kind == "runs" and end["status"] == "finished":
+            accuracy[regime, candidate][first["seed"]] = 100 * end["test_accuracy"]["last"]
+            seconds[regime, candidate].append(end["cpu_seconds"])
+    rows = []
+    for name, title in TITLES.items():
+        gains = {other: [_gain(accuracy, regime, name, other) for regime in REGIMES] for other in ("base", "sam")}
+        times = [fmean(seconds[regime, name]) / fmean(seconds[regime, "base"]) for regime in REGIMES]
+        control = name == "sam-short" or name.startswith("base")
+        above = sum(gain >= 0 for gain in gains["sam"])
+        time = math.exp(fmean(map(math.log, times)))
+        rows.append(Row(title, control, time, _interval(gains["base"]), _interval(gains["sam"]), above))
+    return sorted(rows, key=lambda row: -row.over_sam[0])
+
+
+def table() -> Sheet:
+    """Return the candidates as one table."""
+    lines = [
+        (row.name, f"{row.time:.2f}", *(f"{gain:+.1f} ± {half:.1f}" for gain, half in (row.over_base, row.over_sam)),
+         f"{row.above_sam} of {len(REGIMES)}")
+        for row in read_rows()
+    ]  # fmt: skip
+    return Sheet(
+        "", ("Candidate", "Time / base", "Over base, points", "Over SAM, points", "At or above SAM"), tuple(lines)
+    )
+
+
+def draw(path: Path) -> list[Path]:
+    """Draw each candidate's gain over SAM with its 95 % interval, and its time."""
+    from esam.analysis.picture import INK, write_picture
+
+    rows = read_rows()[::-1]
+
+    def drawn(figure: Any) -> None:
+        axes = figure.add_subplot()
+        axes.axvline(0, color=INK, linewidth=0.8)
+        for place, row in enumerate(rows):
+            colour = "#8a949e" if row.control else "#2a6f97"
+            axes.errorbar(
+                row.over_sam[0], place, xerr=row.over_sam[1], color=colour, marker="s" if row.control else "o"
+            )
+        axes.set_yticks(range(len(rows)), [f"{row.name}, {row.time:.2f}" for row in rows], fontsize=9)
+        axes.tick_params(axis="y", length=0)
+        axes.grid(True, axis="x")
+        axes.set(xlabel="points of test accuracy over SAM: mean of nine regimes, 95 % t interval")
+        axes.set_xlim(-6, 3)  # LookSAM's collapsed runs would take two thirds of the width
+        axes.annotate(f"{rows[0].over_sam[0]:.1f} ± {rows[0].over_sam[1]:.1f}", (-5.9, 0.2), fontsize=8, color=INK)
+        axes.set_title("Name, and time of training over the base's; squares: controls", loc="left", fontsize=9)
+
+    return write_picture(path, drawn, width=8.0, height=6.4)
+
+
+def _gain(accuracy: dict[tuple[str, str], dict[int, float]], regime: str, name: str, other: str) -> float:
+    ours, theirs = accuracy[regime, name], accuracy[regime, other]
+    return fmean(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    return fmean(values), T_95 * stdev(values) / math.sqrt(len(values))
+
+
+if __name__ == "__main__":
+    print(*draw(Path(sys.argv[1])), sep="\n")

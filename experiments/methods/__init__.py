@@ -1,0 +1,1 @@
+"""Methods under study; each leaves when it has served."""

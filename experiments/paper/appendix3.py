@@ -1,0 +1,106 @@
+"""A.3: is the loss more linear along SWP's perturbation? zeta(eps, B) = |L(theta + eps) - L(theta) - eps^T g|.
+
+"SWP will result in a better linearity as the beta decreases. However, decreasing beta will also reduce the magnitude
+of eps." Algorithm 1 divides SWP's perturbation by beta, which makes it longer for a smaller beta, not shorter: both
+forms are measured on the same masks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from esam.analysis.picture import write_picture
+from esam.report.sheets import Sheet
+
+from . import rules
+from .appendix2 import by_seed, epochs, named
+from .hyperparameters import RESNET
+from .probe import BETAS
+from .results import Claim, Results
+from .rules import Verdict
+
+NUMBER, TITLE = "Figure of A.3", "Linearity of the loss along SWP's perturbation"
+FORMS = {"": "eps divided by beta, as in Algorithm 1", " undivided": "eps not divided by beta"}
+
+
+def probed(results: Results, name: str) -> list[list[float]]:
+    """Return a figure in every probed batch, for each seed."""
+    found = [[v for line in lines for v in line.get(name, [])] for lines in epochs(results, RESNET).values()]
+    return [values for values in found if values]
+
+
+def tables(results: Results) -> Sequence[Sheet]:
+    """Return the median of zeta by beta, with its lowest and highest over seeds."""
+    rows = []
+    for name in (*(f"{beta:g}" for beta in BETAS), "sam"):
+        cells = []
+        for form in FORMS:
+            key = "zeta sam" if name == "sam" else f"zeta {name}{form}"
+            medians = [median(values) for values in probed(results, key)]
+            cells.append(f"{median(medians):.2e} ({min(medians):.1e} to {max(medians):.1e})" if medians else "–")
+        rows.append((name, *cells))
+    return [Sheet("A.3: median zeta, lowest and highest over seeds", ("beta", *FORMS.values()), tuple(rows))]
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """Draw the median of zeta against beta in both forms, SAM's as a level line."""
+    if not probed(results, "zeta sam"):
+        return []
+
+    def drawn(figure: Any) -> None:
+        axes = figure.subplots()
+        for (form, words), colour in zip(FORMS.items(), ("#8a5cc2", "#0d8f58"), strict=True):
+            every = [[median(values) for values in probed(results, f"zeta {beta:g}{form}")] for beta in BETAS]
+            axes.plot(BETAS, [median(m) for m in every], "o-", color=colour, label=f"SWP, {words}")
+            axes.fill_between(BETAS, list(map(min, every)), list(map(max, every)), color=colour, alpha=0.2, linewidth=0)
+        sam = [median(values) for values in probed(results, "zeta sam")]
+        axes.axhline(median(sam), linestyle="--", color="#1f6fb4", label="SAM")
+        axes.set_yscale("log")
+        axes.set(xlabel="beta", ylabel="zeta(eps, B), median over batches: lower is more linear")
+        batches = len(probed(results, "zeta sam")[0])
+        title = f"A.3: {results.title(RESNET)}, {len(sam)} runs of {batches} probed batches; bands: lowest to highest"
+        axes.set_title(title, loc="left", fontsize=8)
+        axes.grid(True)
+        axes.legend(fontsize=8)
+
+    return write_picture(folder / "appendix3.png", drawn, width=7.0, height=4.2)
+
+
+def _slope(kind: str, form: str = "") -> Callable[[Results], Verdict]:
+    """Return the judge that the logarithm of a figure grows with beta, by a slope for each seed (rule 12)."""
+
+    def judge(results: Results) -> Verdict:
+        every = [probed(results, f"{kind} {beta:g}{form}") for beta in BETAS]
+        centre, slopes = fmean(BETAS), []
+        for seed in range(min(map(len, every))):
+            logs = [math.log(max(median(values[seed]), 1e-12)) for values in every]
+            top = sum((b - centre) * y for b, y in zip(BETAS, logs, strict=True))
+            slopes.append(top / sum((b - centre) ** 2 for b in BETAS))
+        if not slopes:
+            return Verdict(rules.NOT_RUN, "no probed runs")
+        found = rules.interval(slopes)
+        return rules.above(found, 0.0, f"slope of log {kind} on beta {found.words()} (n = {found.n} runs)")
+
+    return judge
+
+
+def _unbiased(results: Results) -> Verdict:
+    values = by_seed(results, RESNET, named("mean distance"))
+    if not values:
+        return Verdict(rules.NOT_RUN, "no probed runs")
+    cosine = fmean(by_seed(results, RESNET, named("mean cosine")))
+    ratio = fmean(values)
+    words = f"cosine {cosine:.4f}; {ratio:.2f} times the distance that chance explains (n = {len(values)} runs)"
+    return Verdict(rules.HOLDS if ratio <= 1.5 else rules.CONTRADICTED, words)
+
+
+CLAIMS = (
+    Claim("SWP's expected perturbation is SAM's", "cosine 1, equal norm", _unbiased),
+    Claim("A smaller beta is more linear", "zeta falls with beta", _slope("zeta")),
+    Claim("A smaller beta is more linear, eps not divided by beta", "zeta falls", _slope("zeta", " undivided")),
+    Claim("A smaller beta makes eps shorter", "reduces its magnitude", _slope("length")),
+)

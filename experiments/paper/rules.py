@@ -1,0 +1,248 @@
+"""How is a claim judged? The rules of RULES.md on plain numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median, stdev
+
+HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN = "holds", "contradicted", "inconclusive", "not run"
+MARGIN = 0.45
+"""Points of accuracy by which a method may be under another and still be "at least" as good (rule 1)."""
+SEEDS = 6
+FITTED = 99.0
+"""Per cent of the training images that every method compared must get right (rule 4)."""
+
+BySeed = Mapping[int, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found, in words with n and error, and the reason where it cannot be told."""
+
+    verdict: str
+    measured: str
+    reason: str = ""
+
+    def because(self, reason: str) -> Verdict:
+        """Return the verdict as inconclusive for this reason; one that was not run stays so."""
+        return self if self.verdict == NOT_RUN else replace(self, verdict=INCONCLUSIVE, reason=reason)
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean with its 95 % t interval over n values; infinitely wide where n is 1."""
+
+    mean: float
+    half: float
+    n: int
+
+    @property
+    def low(self) -> float:
+        """The lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The upper end."""
+        return self.mean + self.half
+
+    def words(self, decimals: int = 2, sign: str = "+") -> str:
+        """Say mean ± half the interval."""
+        half = f"{self.half:.{decimals}f}" if math.isfinite(self.half) else "?"
+        return f"{self.mean:{sign}.{decimals}f} ± {half}"
+
+
+def quantile(p: float, n: int) -> float:
+    """Return Student's t below which a share p lies, for n values."""
+    from scipy.stats import t
+
+    return float(t.ppf(p, n - 1)) if n > 1 else math.inf
+
+
+def interval(values: Sequence[float], tests: int = 1) -> Interval:
+    """Return the mean and its 95 % t interval, widened by Bonferroni for so many tests."""
+    n = len(values)
+    half = quantile(1 - 0.025 / tests, n) * stdev(values) / math.sqrt(n) if n > 1 else math.inf
+    return Interval(fmean(values), half, n)
+
+
+def paired(ours: BySeed, theirs: BySeed, tests: int = 1) -> Interval | None:
+    """Return the difference, seed by seed; None where they share no seed."""
+    shared = sorted(ours.keys() & theirs.keys())
+    return interval([ours[seed] - theirs[seed] for seed in shared], tests) if shared else None
+
+
+def over_tasks(gaps: Sequence[BySeed]) -> BySeed:
+    """Return the mean over tasks of what each seed has, for the seeds that all tasks have (rule 2)."""
+    shared = set.intersection(*(set(gap) for gap in gaps)) if gaps else set()
+    return {seed: fmean(gap[seed] for gap in gaps) for seed in sorted(shared)}
+
+
+def minus(ours: BySeed, theirs: BySeed) -> BySeed:
+    """Return the differences by seed."""
+    return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+
+
+def above(gap: Interval, threshold: float, measured: str) -> Verdict:
+    """Judge that a mean lies above a threshold, by its whole interval."""
+    if gap.low > threshold:
+        return Verdict(HOLDS, measured)
+    if gap.high < threshold:
+        return Verdict(CONTRADICTED, measured)
+    return Verdict(INCONCLUSIVE, measured, f"the interval has {threshold:g} in it")
+
+
+def superior(gap: Interval, measured: str) -> Verdict:
+    """Judge that one is better than another."""
+    return above(gap, 0.0, measured)
+
+
+def non_inferior(gap: Interval, measured: str, margin: float = MARGIN) -> Verdict:
+    """Judge that one is at least as good as another, but for a margin that was stated beforehand (rule 1)."""
+    return above(gap, -margin, measured)
+
+
+def best_of(values: Mapping[float, BySeed], claimed: Sequence[float]) -> Verdict:
+    """Judge that the best of a parameter's values is among those claimed (rule 6)."""
+    means = {value: fmean(found.values()) for value, found in values.items() if found}
+    if not means or not any(value in means for value in claimed):
+        return Verdict(NOT_RUN, "none of the values claimed was run")
+    ours = max((value for value in means if value in claimed), key=lambda value: means[value])
+    others = [value for value in means if value not in claimed]
+    n = min(len(found) for found in values.values())
+    words = f"best at {max(means, key=lambda value: means[value]):g}; {ours:g} has {means[ours]:.2f} % (n = {n})"
+    if not others:
+        return Verdict(INCONCLUSIVE, words, "no other value was run")
+    gaps = {value: paired(values[ours], values[value], len(others)) for value in others}
+    if all(gap is not None and gap.low > 0 for gap in gaps.values()):
+        return Verdict(HOLDS, words)
+    worse = [value for value, gap in gaps.items() if gap is not None and gap.high < 0]
+    if worse:
+        return Verdict(CONTRADICTED, f"{words}; {worse[0]:g} is above it")
+    return Verdict(INCONCLUSIVE, words, "the values differ by less than their errors")
+
+
+def smallest_that_keeps(values: Mapping[float, BySeed], claimed: float, reference: BySeed) -> Verdict:
+    """Judge that a parameter's value is the smallest that keeps the reference's accuracy (rule 6)."""
+    found = {value: gap for value, own in values.items() if (gap := paired(own, reference)) is not None}
+    smaller = max((value for value in found if value < claimed), default=None)
+    if claimed not in found or smaller is None:
+        return Verdict(NOT_RUN, "the value claimed and a smaller one are needed")
+    words = ", ".join(f"{found[value].words()} at {value:g}" for value in (claimed, smaller))
+    words += f" points from SAM (n = {found[claimed].n})"
+    kept, lost = found[claimed].low > -MARGIN, found[smaller].high < -MARGIN
+    if found[claimed].high < -MARGIN or any(gap.low > -MARGIN for value, gap in found.items() if value < claimed):
+        return Verdict(CONTRADICTED, words)
+    if kept and lost:
+        return Verdict(HOLDS, words)
+    return Verdict(INCONCLUSIVE, words, "an interval has the margin in it")
+
+
+def every_epoch(differences: Sequence[Sequence[float]], fitted_from: int | None, measured: str = "") -> Verdict:
+    """Judge that a difference is above zero in every epoch, tested with an error in each (rule 10).
+
+    Args:
+        differences: For each epoch, of all its batches of all seeds.
+        fitted_from: The first epoch in which the images are fitted, None if none is.
+        measured: What is said first.
+    """
+    tests = len(differences)
+    below = [n for n, values in enumerate(differences, 1) if fmean(values) < 0]
+    violated = []
+    for number in below:
+        values = differences[number - 1]
+        if len(values) > 1:
+            error = stdev(values) / math.sqrt(len(values))
+            if fmean(values) + quantile(1 - 0.05 / tests, len(values)) * error < 0:
+                violated.append(number)
+    words = f"{measured}{tests - len(below)} of {tests} epochs above zero"
+    if below:
+        late = [number for number in below if fitted_from is not None and number >= fitted_from]
+        when = "all before the images are fitted" if not late else f"{len(late)} after the images are fitted"
+        words += f", {len(violated)} below it by more than their error; those below: {when}"
+    if violated:
+        return Verdict(CONTRADICTED, words)
+    if len(below) <= 0.05 * tests:
+        return Verdict(HOLDS, words)
+    return Verdict(INCONCLUSIVE, words, "means are below zero by less than their errors")
+
+
+def speed_ratio(ratios: Sequence[float]) -> Interval:
+    """Return the median of processes' ratios, with a t interval of their logarithms put around it (rule 14)."""
+    logs = interval([math.log(ratio) for ratio in ratios])
+    centre = median(ratios)
+    half = centre * (math.exp(logs.half) - 1) if math.isfinite(logs.half) else math.inf
+    return Interval(centre, half, len(ratios))
+
+
+def on_a_cpu(verdict: Verdict) -> Verdict:
+    """Return a verdict on a figure that was measured on a GPU: a CPU does not contradict it (rule 15)."""
+    return verdict.because("a CPU does not contradict a GPU's figure") if verdict.verdict == CONTRADICTED else verdict
+
+
+@dataclass(frozen=True)
+class Fit:
+    """g = k1 (1 - beta) + k2 (1 - beta) / (N beta) by least squares; intervals are 95 %."""
+
+    k1: Interval
+    k2: Interval
+    r_squared: float
+    one_term: float
+    """How much of the squared error of k1 alone the second term leaves."""
+
+    def at(self, layers: int, beta: float) -> float:
+        """Return the form's g(N, beta)."""
+        return self.k1.mean * (1 - beta) + self.k2.mean * (1 - beta) / (layers * beta)
+
+
+def fit_savings(savings: Mapping[tuple[int, float], float]) -> Fit:
+    """Fit the paper's form to g by layers and beta."""
+    import numpy as np
+
+    terms = np.array([[1 - beta, (1 - beta) / (layers * beta)] for layers, beta in savings])
+    g = np.array(list(savings.values()))
+    found, *_ = np.linalg.lstsq(terms, g, rcond=None)
+    left = float(((g - terms @ found) ** 2).sum())
+    alone, *_ = np.linalg.lstsq(terms[:, :1], g, rcond=None)
+    left_alone = float(((g - terms[:, :1] @ alone) ** 2).sum())
+    free = max(1, len(g) - 2)
+    errors = np.sqrt(left / free * np.diag(np.linalg.inv(terms.T @ terms)))
+    k1, k2 = (
+        Interval(float(k), quantile(0.975, free + 1) * float(e), len(g)) for k, e in zip(found, errors, strict=True)
+    )
+    spread = float(((g - g.mean()) ** 2).sum())
+    return Fit(k1, k2, 1 - left / spread if spread else 1.0, left / left_alone if left_alone else 0.0)
+
+
+def form_holds(fit: Fit, measured: str) -> Verdict:
+    """Judge the form: the second term is there, and does at least half of the work that k1 leaves (rule 16)."""
+    verdict = above(fit.k2, 0.0, measured)
+    if verdict.verdict == HOLDS and fit.one_term > 0.5:
+        return verdict.because("the second term leaves more than half of the error of k1 alone")
+    return verdict
+
+
+def papers_constant(found: Interval, paper: float, measured: str) -> Verdict:
+    """Judge that a fitted constant is the paper's: within its interval, widened by a tenth of the value (rule 16)."""
+    off = abs(found.mean - paper)
+    return Verdict(HOLDS if off <= found.half + 0.1 * paper else CONTRADICTED, measured)
+
+
+def guarded(verdict: Verdict, *, n: int, fits: Mapping[str, float], sam_leads: bool = True) -> Verdict:
+    """Return a verdict on accuracy, inconclusive where its conditions are not met (rules 3 and 4)."""
+    unfitted = {name: fit for name, fit in fits.items() if fit < FITTED}
+    if unfitted:
+        return verdict.because("not fitted: " + ", ".join(f"{name} {fit:.1f} %" for name, fit in unfitted.items()))
+    if n < SEEDS:
+        return verdict.because(f"{n} seeds of {SEEDS}")
+    return verdict if sam_leads else verdict.because("SAM itself does not lead SGD here")
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Return the verdicts of several tasks as one: a claim about all of them holds only if each does."""
+    order = (CONTRADICTED, INCONCLUSIVE, NOT_RUN, HOLDS)
+    verdict = next(v for v in order if any(one.verdict == v for one in verdicts))
+    reasons = dict.fromkeys(one.reason for one in verdicts if one.verdict == verdict and one.reason)
+    return Verdict(verdict, "; ".join(one.measured for one in verdicts), "; ".join(reasons))

@@ -1,0 +1,81 @@
+"""Where are measurements kept? As JSON-lines files below a folder while they are made; committed as one pack."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from esam.files import write_atomically
+from esam.train.packed import read_pack, write_pack
+
+PACK = Path(__file__).resolve().parents[2] / "results" / "paper.jsonl.xz"
+FIRST_ROUND = PACK.with_name("paper_first_round.jsonl.xz")
+RECORD = "record.jsonl"
+
+Line = dict[str, Any]
+
+
+class Store:
+    """Measurements by name: what is committed, which is never replaced, and what was made here since."""
+
+    def __init__(self, folder: Path, pack: Path | None = PACK) -> None:
+        self.folder, self.pack = folder, pack
+
+    @cached_property
+    def committed(self) -> dict[str, list[Line]]:
+        """The files of the pack."""
+        return read_pack(self.pack) if self.pack is not None and self.pack.exists() else {}
+
+    def lines(self, name: str) -> list[Line] | None:
+        """Return a file's lines, None where there is no such file."""
+        if name in self.committed:
+            return self.committed[name]
+        path = self.folder / name
+        if not path.exists():
+            return None
+        texts = path.read_text().splitlines()
+        return [json.loads(text) for text in texts if text.endswith("}")]
+
+    def names(self, prefix: str) -> list[str]:
+        """Return the names of all files that begin so."""
+        below = self.folder / prefix
+        root = below if below.is_dir() else below.parent
+        made = {path.relative_to(self.folder).as_posix() for path in root.rglob("*.jsonl")} if root.is_dir() else set()
+        return sorted(name for name in made | self.committed.keys() if name.startswith(prefix))
+
+    def write(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Write a file, whole or not at all."""
+        if name in self.committed:
+            raise ValueError(f"{name} is committed in {self.pack} and stays as it is; give it another name")
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, "".join(f"{json.dumps(line, allow_nan=False)}\n" for line in lines).encode())
+
+    def end(self, name: str) -> Line | None:
+        """Return the last line of a finished run, None where it is not finished."""
+        lines = self.lines(f"{name}/{RECORD}")
+        return lines[-1] if lines and lines[-1].get("status") == "finished" else None
+
+    def commit(self, pack: Path | None = None) -> int:
+        """Add what was finished here to the pack; return how many files that were."""
+        target = pack or self.pack
+        assert target is not None, "there is a pack to write"
+        found = {}
+        for name in self.names(""):
+            lines = self.lines(name)
+            if name in self.committed or not lines or ".work." in name:
+                continue
+            if name.endswith("/epochs.jsonl") and self.end(name.removesuffix("/epochs.jsonl")) is None:
+                continue
+            if name.endswith(RECORD):
+                if lines[-1].get("kind") != "end":
+                    continue
+                if not name.startswith("probed/"):  # of these, it is asked in which epoch the images are fitted
+                    lines = [line for line in lines if line["kind"] != "epoch" or line["epoch"] % 20 == 0]
+            found[name] = lines
+        write_pack(target, {**self.committed, **found})
+        self.__dict__.pop("committed", None)
+        return len(found)

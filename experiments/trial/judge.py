@@ -1,0 +1,241 @@
+"""What did the trial find? The answers of PROTOCOL.md, the tables and the figure, from the records alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, Literal
+
+from scipy.stats import t as student
+
+from .arms import ARMS
+from .stages import FINAL_SEEDS, MORE_SEEDS, Missing, Records, best_average, final, tuned
+from .tasks import TASKS
+
+Answer = Literal["yes", "no", "cannot tell", "not run"]
+MARGIN = {"accuracy": 0.5, "loss": 0.02}
+PRICE, SLOW = 1.15, 0.1  # the highest mean price; the step, in seconds, from which on it is asked
+SLICE, OWN, DEFAULT = "slicesam at SAM's radius", "slicesam", "slicesam, defaults"
+EQUAL = "base, SliceSAM's time"
+TITLES = {SLICE: "SliceSAM, SAM's radius", OWN: "SliceSAM, own radius", DEFAULT: "SliceSAM, defaults"}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Differences paired by seed: their mean, and one-sided 95 % bounds."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """Return the mean difference."""
+        return fmean(self.values)
+
+    @property
+    def reach(self) -> float:
+        """Return how far a one-sided 95 % bound is from the mean; infinite for fewer than two seeds."""
+        n = len(self.values)
+        return float(student.ppf(0.95, n - 1)) * stdev(self.values) / math.sqrt(n) if n > 1 else math.inf
+
+    def above(self, bound: float) -> Answer:
+        """Tell whether the difference is above a bound."""
+        if not self.values:
+            return "not run"
+        if self.mean - self.reach > bound:
+            return "yes"
+        return "no" if self.mean + self.reach < bound else "cannot tell"
+
+    def __str__(self) -> str:
+        """Write the mean and the two bounds."""
+        if not self.values:
+            return "–"
+        return f"{self.mean:+.2f} [{self.mean - self.reach:+.2f}, {self.mean + self.reach:+.2f}]"
+
+
+class Task:
+    """The final of one task: values of every role, by seed."""
+
+    def __init__(self, records: Records, name: str) -> None:
+        self.name, self.task = name, TASKS[name]
+        self.runs: dict[str, dict[int, dict[str, Any]]] = {}
+        for role, runs in final(records, name, (*FINAL_SEEDS, *MORE_SEEDS)).items():
+            self.runs[role] = {run.seed: records[run.key] for run in runs if run.key in records}
+        self.horizon = best_average(records, name, tuned(records, name, "base-ema"))[0]
+
+    @property
+    def margin(self) -> float:
+        """Return the margin, in the units of ``score``."""
+        return MARGIN[self.task.judged_by]
+
+    def value(self, role: str, record: dict[str, Any], kind: str) -> float:
+        """Return a value of a run; the averaged base is judged by its average, a diverged run as chance."""
+        if record["diverged"]:
+            classes = 65 if self.name == "gpt" else 100 if self.name == "finetune" else 10
+            return 100 / classes if kind.startswith("accuracy") else math.log(classes)
+        return record[f"ema_{self.horizon}_{kind}" if role == "base-ema" else kind]
+
+    def score(self, role: str, record: dict[str, Any]) -> float:
+        """Return what the task is judged by; higher is better."""
+        return self.value(role, record, "accuracy" if self.task.judged_by == "accuracy" else "loss") * self.sign
+
+    @property
+    def sign(self) -> int:
+        """Return -1 where lower is better."""
+        return 1 if self.task.judged_by == "accuracy" else -1
+
+    def differences(self, combine: Callable[..., float], *roles: str) -> Difference:
+        """Combine the scores of roles, seed by seed, where all of them have run."""
+        seeds = set.intersection(*(set(self.runs[role]) for role in roles))
+        scores = [[self.score(role, self.runs[role][seed]) for role in roles] for seed in sorted(seeds)]
+        return Difference(tuple(combine(*row) for row in scores))
+
+    def over(self, role: str, other: str) -> Difference:
+        """Return how far one role is above another."""
+        return self.differences(lambda a, b: a - b, role, other)
+
+    def price(self, role: str) -> float:
+        """Return the processor time of a step over the base's, the mean over seeds that both have."""
+        seeds = sorted(set(self.runs[role]) & set(self.runs["base"]))
+        if not seeds:
+            return math.nan
+        ratios = [step(self.runs[role][s]) / step(self.runs["base"][s]) for s in seeds]
+        return fmean(ratios)
+
+    def base_step(self) -> float:
+        """Return the base's seconds a step."""
+        return fmean(step(record) for record in self.runs["base"].values())
+
+    def informative(self) -> Answer:
+        """Tell whether SAM gains over the tuned base."""
+        return self.over("sam", "base").above(0.0)
+
+    def mean(self, role: str, kind: str) -> tuple[float, float, int]:
+        """Return mean, standard deviation and n of a value."""
+        values = [self.value(role, record, kind) for record in self.runs[role].values()]
+        return (
+            (fmean(values), stdev(values) if len(values) > 1 else math.nan, len(values))
+            if values
+            else (math.nan,) * 2 + (0,)
+        )
+
+
+def step(record: dict[str, Any]) -> float:
+    """Return the mean seconds of a step."""
+    return record["seconds"] / record["steps"]
+
+
+def finished(records: Records) -> list[Task]:
+    """Return the tasks whose tuning is complete and whose final has begun."""
+    found = []
+    for name in TASKS:
+        try:
+            task = Task(records, name)
+        except Missing:
+            continue
+        if task.runs["base"]:
+            found.append(task)
+    return found
+
+
+def answers(tasks: Sequence[Task]) -> dict[str, Any]:
+    """Return the three questions' answers, task by task, and what they come to."""
+    rows = {
+        task.name: {
+            "base step, ms": 1000 * task.base_step(),
+            "SAM over base": task.over("sam", "base"),
+            "informative": task.informative(),
+            "SliceSAM over SAM": task.over(SLICE, "sam"),
+            "not worse than SAM": task.over(SLICE, "sam").above(-task.margin),
+            "price": task.price(SLICE),
+            "over the base of equal time": task.over(OWN, EQUAL),
+            "keeps half of SAM's gain": task.differences(
+                lambda s, b, m: (s - b) - (m - b) / 2, OWN, "base", "sam"
+            ).above(0),
+            "defaults over base": task.over(DEFAULT, "base"),
+            "safe at its defaults": task.over(DEFAULT, "base").above(-task.margin),
+        }
+        for task in tasks
+    }
+    slow = [task.price(SLICE) for task in tasks if task.base_step() >= SLOW]
+    said = [row["not worse than SAM"] for row in rows.values()]
+    dear = bool(slow) and fmean(slow) > PRICE
+    if said.count("no") >= 2 or dear:
+        first = "no"
+    else:
+        first = "yes" if said and set(said) == {"yes"} and slow else "cannot tell"
+    worth = [row for row in rows.values() if row["informative"] == "yes"]
+    second = joint(
+        [row["over the base of equal time"].above(0) for row in worth]
+        + [row["keeps half of SAM's gain"] for row in worth]
+    )
+    third = joint([row["safe at its defaults"] for row in rows.values()])
+    mean_price = fmean(slow) if slow else math.nan
+    return {"rows": rows, "estimator": first, "value": second, "safety": third, "price": mean_price}
+
+
+def joint(said: Sequence[Answer]) -> Answer:
+    """Return yes if all say yes, no if one says no."""
+    if not said:
+        return "not run"
+    if "no" in said:
+        return "no"
+    return "yes" if set(said) == {"yes"} else "cannot tell"
+
+
+def table(task: Task) -> str:
+    """Write a task's arms as Markdown: accuracy, loss and time of the same runs."""
+    unit = "Over the base, points" if task.sign == 1 else "Over the base, loss saved"
+    head = ["Arm", "Accuracy, %", "Loss", unit, "Over the base of equal time", "4 bits, %", "Time", "n"]
+    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
+    for role in task.runs:
+        if not task.runs[role]:
+            continue
+        accuracy, spread, n = task.mean(role, "accuracy")
+        cells = [title(role), f"{accuracy:.2f} ± {spread:.2f}", f"{task.mean(role, 'loss')[0]:.3f}"]
+        cells += [str(task.over(role, "base")) if role != "base" else "–"]
+        cells += [str(task.over(role, EQUAL)) if role != EQUAL else "–"]
+        cells += [f"{task.mean(role, 'accuracy_4_bits')[0]:.1f}", f"{total(task, role):.2f}", str(n)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def total(task: Task, role: str) -> float:
+    """Return the processor time of a whole run over the base's at its own length."""
+    seeds = sorted(set(task.runs[role]) & set(task.runs["base"]))
+    return fmean(task.runs[role][s]["seconds"] / task.runs["base"][s]["seconds"] for s in seeds) if seeds else math.nan
+
+
+def title(role: str) -> str:
+    """Return what people read."""
+    return TITLES.get(role) or (ARMS[role].title if role in ARMS else role[0].upper() + role[1:])
+
+
+def figure(tasks: Sequence[Task], path: Path) -> None:
+    """Draw the gain over the base of equal time, task by task, all arms."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    roles = [role for role in tasks[0].runs if role not in ("base", EQUAL)]
+    drawn, axes = plt.subplots(1, len(tasks), figsize=(2.1 * len(tasks) + 2, 0.32 * len(roles) + 1.6), sharey=True)
+    for axis, task in zip([axes] if len(tasks) == 1 else axes, tasks, strict=True):
+        for place, role in enumerate(reversed(roles)):
+            found = task.over(role, EQUAL)
+            if found.values:
+                colour = "#7e2afc" if role.startswith("slicesam") else "#d17a12" if role == "sam" else "#66707d"
+                axis.errorbar(
+                    found.mean, place, xerr=min(found.reach, 99), fmt="o", color=colour, capsize=2, markersize=4
+                )
+        axis.axvline(0, color="#99a", linewidth=0.8)
+        axis.set_title(f"{task.name}\n{task.task.judged_by}, base step {1000 * task.base_step():.0f} ms", fontsize=8)
+        axis.set_xlabel("points" if task.sign == 1 else "loss saved", fontsize=8)
+        axis.tick_params(labelsize=8)
+    axis = axes if len(tasks) == 1 else axes[0]
+    axis.set_yticks(range(len(roles)), [title(role) for role in reversed(roles)])
+    drawn.suptitle("Gain over the base of equal time; bars: one-sided 95 % bounds", fontsize=9)
+    drawn.tight_layout()
+    drawn.savefig(path, dpi=150)

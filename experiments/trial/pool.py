@@ -1,0 +1,79 @@
+"""How do the runs get done? Processes take one open run after the other; records are lines of one file."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any
+
+from .run import Run, train
+from .stages import Missing, Records, open_runs
+
+
+def read(path: Path) -> Records:
+    """Return the records of a file of JSON lines, by key; a torn last line is left out."""
+    found: Records = {}
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        fields = {name: record[name] for name in Run.__dataclass_fields__}
+        found[Run(**fields).key] = record
+    return found
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add a record as one line, while no other process does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(json.dumps(record) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def claim(folder: Path, run: Run) -> IO[str] | None:
+    """Return a lock on a run, which ends with the process that holds it; None where another has it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = (folder / run.key).open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def work(stages: list[str], tasks: list[str], path: Path) -> None:
+    """Take one open run after the other, until none is left and nobody else is at one."""
+    scratch = path.with_suffix(".scratch")
+    while True:
+        records = read(path)
+        runs = [run for stage in stages for run in open_runs_of(records, stage, tasks)]
+        for run in runs:
+            if lock := claim(scratch, run):
+                break
+        else:
+            if not runs:
+                return
+            time.sleep(5)  # all that is open is another's: what it finds may open more
+            continue
+        if run.key not in read(path):
+            began = time.time()
+            record = train(run, checkpoint=scratch / f"{run.key}.pt")
+            append(path, record)
+            score = f"{record.get('accuracy', float('nan')):.2f} % {record.get('loss', float('nan')):.3f}"
+            print(f"{run} -> {score}, {record['seconds']:.0f} s ({time.time() - began:.0f} s)", flush=True)
+        lock.close()
+
+
+def open_runs_of(records: Records, stage: str, tasks: list[str]) -> list[Run]:
+    """Return a stage's open runs; none while an earlier stage, which it needs, is open."""
+    try:
+        return open_runs(records, stage, tasks)
+    except Missing:
+        return []

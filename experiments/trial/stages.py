@@ -1,0 +1,185 @@
+"""Which runs come next? Worked out from the records so far, by the rules of PROTOCOL.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from .arms import ARMS
+from .run import HORIZONS, Run
+from .tasks import TASKS
+
+Records = dict[str, dict[str, Any]]  # by the key of their run
+Score = Callable[[dict[str, Any]], float]
+
+PILOT_SEEDS, TUNE_SEEDS, FINAL_SEEDS = (0,), (100, 101), (1000, 1001, 1002, 1003, 1004, 1005)
+MORE_SEEDS = (1006, 1007)
+TUNED = ("base", "sam", "slicesam", "base-ema", "msam", "rwp", "esam")
+SMALL = tuple(name for name in TASKS if name != "full")
+
+
+class Missing(Exception):
+    """Raised with the runs that a choice waits for."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        super().__init__(f"{len(runs)} runs are open")
+        self.runs = runs
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """How one setting is searched: from these multiples of the start, on beyond the best where that is at an end."""
+
+    setting: str
+    multiples: tuple[float, ...]
+    factor: float
+    lowest: float
+    highest: float
+
+
+def better_is_higher(task: str) -> Score:
+    """Return a task's score: accuracy, or minus the loss."""
+
+    def score(record: dict[str, Any]) -> float:
+        if record["diverged"]:
+            return float("-inf")
+        return record["accuracy"] if TASKS[task].judged_by == "accuracy" else -record["loss"]
+
+    return score
+
+
+def averaged_score(task: str, share: float) -> Score:
+    """Return the same score of a running average of the weights."""
+    kind, sign = ("accuracy", 1) if TASKS[task].judged_by == "accuracy" else ("loss", -1)
+    return lambda record: float("-inf") if record["diverged"] else sign * record[f"ema_{share}_{kind}"]
+
+
+def climb(records: Records, start: Run, ladder: Ladder, seeds: Sequence[int], score: Score) -> Run:
+    """Return the start with the best value of one setting; raise ``Missing`` while runs of it are open."""
+    origin = getattr(start, ladder.setting)
+    multiples = sorted(ladder.multiples)
+    while True:
+        tried = {m: replace(start, **{ladder.setting: origin * m}) for m in multiples}
+        needed = [replace(run, seed=seed) for run in tried.values() for seed in seeds]
+        if missing := [run for run in needed if run.key not in records]:
+            raise Missing(missing)
+        mean = {m: fmean(score(records[replace(run, seed=s).key]) for s in seeds) for m, run in tried.items()}
+        best = max(multiples, key=lambda m: mean[m])
+        further = best * ladder.factor if best == multiples[-1] else best / ladder.factor
+        if best not in (multiples[0], multiples[-1]) or not ladder.lowest <= further <= ladder.highest:
+            return tried[best]
+        multiples = sorted([*multiples, further])
+
+
+def search(records: Records, start: Run, ladders: Sequence[Ladder], seeds: Sequence[int], score: Score) -> Run:
+    """Search one setting after the other."""
+    for ladder in ladders:
+        start = climb(records, start, ladder, seeds, score)
+    return start
+
+
+def pilot(records: Records, task: str) -> tuple[Run, Run]:
+    """Return the base's and SAM's best of the pilot: learning rate, weight decay, length; then SAM's radius."""
+    t = TASKS[task]
+    start = Run("pilot", task, "base", 0, t.lr, t.weight_decay, t.epochs)
+    ladders = (
+        Ladder("lr", (1 / 3, 1, 3), 3, 1 / 9, 9),
+        Ladder("epochs", (0.5, 1, 2), 2, 0.25, 4),
+        Ladder("weight_decay", (1 / 4, 1, 4), 4, 1 / 16, 16),
+    )
+    base = search(records, start, ladders, PILOT_SEEDS, better_is_higher(task))
+    sam = replace(base, arm="sam", rho=ARMS["sam"].rho)
+    radii = Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8)
+    return base, climb(records, sam, radii, PILOT_SEEDS, better_is_higher(task))
+
+
+def tuned(records: Records, task: str, arm: str) -> Run:
+    """Return an arm's best settings: as many trials for everyone, at full length, on validation data, two seeds."""
+    base, sam = pilot(records, task)
+    start = replace(base, stage="tune", arm=arm)
+    length = Ladder("epochs", (0.5, 1), 2, 0.25, 2)
+    score = better_is_higher(task)
+    if arm == "base":
+        return search(records, start, (Ladder("lr", (0.5, 1, 2), 2, 0.25, 4), length), TUNE_SEEDS, score)
+    if arm == "base-ema":
+        found = [tuned(records, task, "base")]
+        start = replace(start, arm="base", schedule="constant")
+        for share in HORIZONS:
+            score = averaged_score(task, share)
+            ladders = (Ladder("lr", (0.25, 0.5, 1), 2, 0.125, 2), length)
+            found += [search(records, start, ladders, TUNE_SEEDS, score)]
+        return max(found, key=lambda run: best_average(records, task, run)[1])
+    start = replace(start, rho=sam.rho if arm in ("sam", "slicesam", "esam") else ARMS[arm].rho)
+    return search(records, start, (Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8), length), TUNE_SEEDS, score)
+
+
+def best_average(records: Records, task: str, run: Run) -> tuple[float, float]:
+    """Return the horizon of the best average of these weights, and its score on the validation data."""
+    seeds = [replace(run, seed=seed) for seed in TUNE_SEEDS]
+    means = {h: fmean(averaged_score(task, h)(records[r.key]) for r in seeds) for h in HORIZONS}
+    horizon = max(means, key=lambda h: means[h])
+    return horizon, means[horizon]
+
+
+def price(records: Records, run: Run, base: Run) -> float:
+    """Return the processor time of a step over the base's, in the tuning's runs."""
+    ours, theirs = (
+        fmean(records[replace(r, seed=s).key]["seconds"] / records[replace(r, seed=s).key]["steps"] for s in TUNE_SEEDS)
+        for r in (run, base)
+    )
+    return ours / theirs
+
+
+def roles(records: Records, task: str) -> dict[str, Run]:
+    """Return the arms of the final, each by its settings; what decides comes first."""
+    base, sam, own = (replace(tuned(records, task, arm), stage="final") for arm in ("base", "sam", "slicesam"))
+    tune = {run.arm: replace(run, stage="tune") for run in (base, sam, own)}
+    dearer = max(1.0, price(records, tune["slicesam"], tune["base"]))
+    found = {
+        "base": base,
+        "sam": sam,
+        "slicesam at SAM's radius": replace(sam, arm="slicesam"),
+        "base, SliceSAM's time": replace(base, epochs=base.epochs * round(dearer, 3)),
+        "base, twice as long": replace(base, epochs=base.epochs * 2),
+        "slicesam": own,
+        "slicesam, defaults": replace(base, arm="slicesam", rho=ARMS["slicesam"].rho),
+        "base-ema": replace(tuned(records, task, "base-ema"), stage="final"),
+        "msam": replace(tuned(records, task, "msam"), stage="final"),
+        "rwp": replace(tuned(records, task, "rwp"), stage="final"),
+        "ascent": replace(sam, arm="ascent"),
+        "sam-groups": replace(sam, arm="sam-groups"),
+        "esam": replace(tuned(records, task, "esam"), stage="final"),
+        "esam-swp": replace(sam, arm="esam-swp"),
+    }
+    return found
+
+
+def final(records: Records, task: str, seeds: Sequence[int] = FINAL_SEEDS) -> dict[str, list[Run]]:
+    """Return the runs of the final of a task, by role, one a seed."""
+    return {role: [replace(run, seed=seed) for seed in seeds] for role, run in roles(records, task).items()}
+
+
+def open_runs(records: Records, stage: str, tasks: Sequence[str]) -> list[Run]:
+    """Return the runs that can be started now, the tasks in turn."""
+    queues = [list(_open(records, stage, task)) for task in tasks]
+    return [queue[i] for i in range(max(map(len, queues), default=0)) for queue in queues if i < len(queue)]
+
+
+def _open(records: Records, stage: str, task: str) -> Iterator[Run]:
+    if stage == "pilot":
+        waits = [lambda: pilot(records, task)]
+    elif stage == "tune":
+        waits = [lambda arm=arm: tuned(records, task, arm) for arm in TUNED]
+    else:
+        waits, runs = [], final(records, task).values()
+        for turn in zip(*runs, strict=True):  # seed by seed: what is there at any time is balanced
+            yield from (run for run in turn if run.key not in records)
+    seen: set[str] = set()
+    for wait in waits:
+        try:
+            wait()
+        except Missing as missing:
+            yield from (run for run in missing.runs if run.key not in seen)
+            seen |= {run.key for run in missing.runs}

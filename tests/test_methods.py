@@ -1,0 +1,279 @@
+"""Does each method step by the gradient that its paper names, and reduce to SAM or to the base where it should?"""
+
+import itertools
+
+import pytest
+import torch
+from conftest import EVERY_METHOD, EVERY_ROW, mlp, normalised, problem
+from torch import nn
+
+from esam import METHODS, SliceSAM
+from esam.optim import reference
+from experiments.methods.ascent_part import AscentPart
+from experiments.methods.noise import RandomPerturbation
+
+
+def sgd(model, lr=0.05):
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+
+
+def trained(name, steps=4, build=mlp, base=sgd, **settings):
+    """Return the weights after some steps on one batch, and the sizes of the batches that ran."""
+    p = problem(build)
+    row = METHODS[name] if isinstance(name, str) else name
+    optimizer = row(base(p.model), p.model, seed=3, **settings)
+    for _ in range(steps):
+        torch.manual_seed(0)  # dropout
+        p.step(optimizer)
+    return p.weights, p.calls
+
+
+def by_hand(gradient_of, steps=4):
+    """Return the weights after steps by ``gradient_of(losses, weights, step)``."""
+    p = problem()
+    base, weights = sgd(p.model), list(p.model.parameters())
+    for step in range(steps):
+        for w, g in zip(weights, gradient_of(p.closure, weights, step), strict=True):
+            w.grad = g
+        base.step()
+    return p.weights
+
+
+def assert_same(a, b, atol=1e-12):
+    """Float64: sums over twelve samples in another order differ by some 1e-16 a step."""
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=atol)
+
+
+def differ(a, b):
+    return any((one - other).abs().max() > 1e-6 for one, other in zip(a, b, strict=True))
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", [sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)])
+@pytest.mark.parametrize("name", [n for n in EVERY_ROW if "rho" in METHODS[n].options()])
+def test_rho_zero_is_the_base_optimizer_bit_for_bit(name, base):
+    for one, other in zip(trained(name, base=base, rho=0.0)[0], trained("base", base=base)[0], strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_row_base_is_the_plain_loop_bit_for_bit_whatever_radius_its_groups_carry():
+    p, q = problem(), problem()
+    optimizer = METHODS["base"](torch.optim.SGD([{"params": p.model.parameters(), "sam_rho": 1.0}], lr=0.1), p.model)
+    plain = torch.optim.SGD(q.model.parameters(), lr=0.1)
+    for _ in range(3):
+        p.step(optimizer)
+        plain.zero_grad()
+        q.loss_of(q.x, q.y).mean().backward()
+        plain.step()
+    assert all(torch.equal(a, b) for a, b in zip(p.weights, q.weights, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [("esam", {"beta": 1.0, "gamma": 1.0}), ("looksam", {"k": 1}), ("slicesam", {"share": 1.0}),
+     ("sam", {"m": 12}), ("sam", {"m": 99}), (AscentPart, {"share": 1.0})],
+)  # fmt: skip
+def test_on_the_whole_batch_and_in_every_step_it_is_sam(name, settings):
+    assert_same(trained(name, rho=0.3, **settings)[0], trained("sam", rho=0.3)[0])
+
+
+def test_asam_is_sam_where_every_weight_is_one_in_size():
+    def ones(dtype):
+        model = mlp(dtype)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.copy_(torch.where(p < 0, -1.0, 1.0))
+        return model
+
+    one, other = (trained(n, 1, ones, rho=0.1, **s)[0] for n, s in (("asam", {"eta": 0.0}), ("sam", {})))
+    assert_same(one, other)
+
+
+def test_the_methods_do_differ_from_one_another():
+    weights = [trained(name, 6, normalised)[0] for name in EVERY_METHOD]
+    assert all(differ(a, b) for a, b in itertools.combinations(weights, 2))
+
+
+# SliceSAM and the part of a batch -------------------------------------------------------------------------------------
+
+
+class Recording:
+    """A problem whose batch is its own indices, so that it knows which samples ran."""
+
+    def __init__(self, batch=12, build=mlp):
+        self.p, self.calls = problem(build, batch=batch), []
+
+    def loss_of(self, rows):
+        if torch.is_grad_enabled():
+            self.calls.append(rows)
+        return self.p.closure(rows)
+
+    def step(self, optimizer):
+        return optimizer.step(self.loss_of, torch.arange(len(self.p.x)))
+
+
+def test_a_slices_step_is_the_batchs_gradient_and_the_slices_correction():
+    r = Recording()
+    optimizer = SliceSAM(sgd(r.p.model), r.p.model, rho=0.3, share=0.25, seed=3)
+    for _ in range(3):
+        r.step(optimizer)
+    slices = r.calls[::3]
+    assert [len(call) for call in r.calls] == [3, 9, 3] * 3  # the slice, the rest, the slice at theta + eps
+    assert all(torch.equal(first, again) for first, again in zip(slices, r.calls[2::3], strict=True))
+    assert not all(torch.equal(slices[0], other) for other in slices[1:])
+
+    def gradient(losses, weights, step):
+        whole, part = reference.gradient(losses, weights), reference.gradient(losses, weights, slices[step])
+        eps = [0.3 * g / reference.norm(part) for g in part]
+        moved = reference.at_perturbed(losses, weights, eps, lambda: slices[step])
+        return [b + m - s for b, m, s in zip(whole, moved, part, strict=True)]
+
+    assert_same(r.p.weights, by_hand(gradient, 3))
+
+
+def test_the_mean_over_all_slices_is_sam_with_groups_of_their_size():
+    """Every pair of six samples is as likely: the mean of all pairs is SAM with groups of two, over all groupings."""
+    p = problem(batch=6)
+    weights = list(p.model.parameters())
+    whole = reference.gradient(p.closure, weights)
+    pairs = [torch.tensor(pair) for pair in itertools.combinations(range(6), 2)]
+
+    def at_worst(pair):
+        part = reference.gradient(p.closure, weights, pair)
+        eps = [0.3 * g / reference.norm(part) for g in part]
+        return reference.at_perturbed(p.closure, weights, eps, lambda: pair)
+
+    mean_of_pairs = [torch.stack(g).mean(0) for g in zip(*(at_worst(pair) for pair in pairs), strict=True)]
+    totals = [torch.zeros_like(w) for w in weights]
+    still = torch.optim.SGD(p.model.parameters(), lr=0.0)
+    optimizer = SliceSAM(still, p.model, rho=0.3, share=1 / 3, seed=0)
+    drawn = 1500
+    for _ in range(drawn):
+        p.step(optimizer)
+        for total, w in zip(totals, weights, strict=True):
+            total += w.grad / drawn
+    error = reference.norm([a - b for a, b in zip(totals, mean_of_pairs, strict=True)])
+    size = reference.norm([a - b for a, b in zip(mean_of_pairs, whole, strict=True)])
+    assert error < 0.1 * size, (error, size)  # n = 1,500 draws of a correction as long as its own spread: .03 expected
+
+
+@pytest.mark.parametrize(("share", "moving"), [(0.25, 9), (0.75, 9)])
+def test_only_the_many_samples_move_the_running_statistics(share, moving):
+    r = Recording(build=normalised)
+    optimizer = SliceSAM(sgd(r.p.model), r.p.model, rho=0.3, share=share, seed=3)
+    twin = problem(normalised)
+    torch.manual_seed(5)
+    r.step(optimizer)
+    rows = next(call for call in r.calls if len(call) == moving)
+    state = twin.model[5].num_batches_tracked.clone()
+    twin.closure(rows)
+    assert r.p.model[1].num_batches_tracked == state + 1
+    assert torch.equal(r.p.model[1].running_mean, twin.model[1].running_mean)  # before any dropout
+
+
+def test_the_base_on_a_part_steps_by_the_gradient_of_that_part_alone():
+    r = Recording()
+    optimizer = METHODS["base-part"](sgd(r.p.model), r.p.model, gamma=0.25, seed=3)
+    for _ in range(3):
+        r.step(optimizer)
+    assert [len(call) for call in r.calls] == [3, 3, 3]
+    assert_same(r.p.weights, by_hand(lambda losses, w, step: reference.gradient(losses, w, r.calls[step]), 3))
+
+
+def test_an_ascent_on_a_part_takes_eps_from_it_and_descends_with_all():
+    r = Recording()
+    optimizer = AscentPart(sgd(r.p.model), r.p.model, rho=0.3, share=0.25, seed=3)
+    for _ in range(3):
+        r.step(optimizer)
+    assert [len(call) for call in r.calls] == [3, 12] * 3
+
+    def gradient(losses, weights, step):
+        part = reference.gradient(losses, weights, r.calls[2 * step])
+        return reference.at_perturbed(losses, weights, [0.3 * g / reference.norm(part) for g in part])
+
+    assert_same(r.p.weights, by_hand(gradient, 3))
+
+
+# One pass, some tensors, some steps, an average -----------------------------------------------------------------------
+
+
+def test_sam_on_moves_the_norm_layers_alone():
+    p = problem(normalised)
+    optimizer = METHODS["sam-on"](sgd(p.model), p.model)
+    before, seen = p.weights, []
+    p.model.register_forward_pre_hook(lambda *_: seen.append(p.weights))
+    p.step(optimizer)
+    moved = [not torch.equal(a, b) for a, b in zip(before, seen[1], strict=True)]
+    norms = [isinstance(m, nn.BatchNorm1d) for m in p.model.modules() for _ in m.parameters(recurse=False)]
+    assert moved == norms
+    length = torch.cat([(a - b).flatten() for a, b in zip(before, seen[1], strict=True)]).norm()
+    assert length == pytest.approx(0.5, rel=1e-9)
+    with pytest.raises(ValueError, match="norm layers"):
+        p = problem()
+        p.step(METHODS["sam-on"](sgd(p.model), p.model))
+
+
+def test_ae_sam_pays_where_the_squared_norm_is_above_its_running_mean():
+    p = problem()
+    optimizer = METHODS["ae-sam"](sgd(p.model), p.model, threshold=0.0)
+    squares, paid = [], []
+    for _ in range(12):
+        g = reference.gradient(p.closure, list(p.model.parameters()))
+        squares.append(reference.norm(g) ** 2)
+        p.calls.clear()
+        p.step(optimizer)
+        paid.append(len(p.calls) == 2)
+    mean, expected = None, []
+    for square in squares:
+        mean = square if mean is None else 0.9 * mean + 0.1 * square
+        expected.append(square >= mean)
+    assert paid == expected and len(set(paid)) == 2
+
+
+@pytest.mark.parametrize(("direction", "sign"), [("against", -1), ("along", 1)])
+@pytest.mark.parametrize("base", ["SGD", "AdamW"])
+def test_momentum_sam_takes_its_one_gradient_at_a_point_along_the_momentum(direction, sign, base):
+    p = problem()
+    made = sgd(p.model) if base == "SGD" else torch.optim.AdamW(p.model.parameters(), lr=0.01)
+    optimizer = METHODS["msam"](made, p.model, rho=0.3, direction=direction)
+    p.step(optimizer)
+    key = "momentum_buffer" if base == "SGD" else "exp_avg"
+    weights = list(p.model.parameters())
+    v = [optimizer.state[w][key].clone() for w in weights]
+    expected = reference.at_perturbed(p.closure, weights, [sign * 0.3 * v_n / reference.norm(v) for v_n in v])
+    p.calls.clear()
+    p.step(optimizer)
+    assert len(p.calls) == 1
+    assert_same([w.grad for w in weights], expected)
+
+
+def test_random_noise_has_the_length_of_a_share_of_each_filter():
+    p = problem()
+    optimizer = RandomPerturbation(torch.optim.SGD(p.model.parameters(), lr=0.0), p.model, rho=0.1, seed=0)
+    theta, squares = p.weights, [torch.zeros(len(w)) for w in p.weights]
+    p.model.register_forward_pre_hook(lambda *_: seen.append(p.weights))
+    for _ in range(400):
+        seen = []
+        p.step(optimizer)
+        for total, a, b in zip(squares, seen[0], theta, strict=True):
+            total += (a - b).flatten(1).square().sum(1) / 400 if a.dim() > 1 else (a - b).square().sum() / 400
+    for total, w in zip(squares, theta, strict=True):
+        length = w.flatten(1).norm(dim=1) if w.dim() > 1 else w.norm().expand(len(w))
+        assert torch.allclose(total.sqrt(), (0.1 * length).float(), rtol=0.15)  # n = 400 draws of a chi-squared
+
+
+def test_the_average_is_that_of_the_weights_and_is_there_in_its_block_alone():
+    p = problem()
+    optimizer = METHODS["base-ema"](sgd(p.model), p.model, decay=0.5)
+    average = None
+    for t in range(4):
+        p.step(optimizer)
+        decay = min(0.5, (1 + t) / (10 + t))
+        average = p.weights if average is None else [decay * a + (1 - decay) * w for a, w in zip(average, p.weights)]  # noqa: B905
+        weights = p.weights
+        with optimizer.evaluation_weights():
+            assert_same(p.weights, average, 1e-14)
+        assert all(torch.equal(a, b) for a, b in zip(p.weights, weights, strict=True))

@@ -1,0 +1,133 @@
+"""Is each thing that makes training worse found when its cause is there, and only then, and warned of once?"""
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import EVERY_ROW, mlp, normalised, problem
+from torch import nn
+
+from esam import METHODS, SAM, GuidanceWarning, SliceSAM
+from esam.optim.monitor import FIRST, StepMonitor
+
+
+def start(name, build=mlp, batch=12, **settings):
+    p = problem(build, batch=batch)
+    return p, METHODS[name](torch.optim.SGD(p.model.parameters(), lr=0.05, momentum=0.9), p.model, seed=3, **settings)
+
+
+def monitored(name, build=mlp, steps=6, batch=12, **settings):
+    p, optimizer = start(name, build, batch, **settings)
+    optimizer.monitor = StepMonitor(optimizer)
+    for _ in range(steps):
+        p.step(optimizer)
+    return optimizer.monitor, optimizer  # which the monitor does not keep alive
+
+
+def signs(name, *args, **settings):
+    monitor, _optimizer = monitored(name, *args, **settings)
+    return " | ".join(map(str, monitor.findings()))
+
+
+def warned(optimizer, step, steps=FIRST + 2):
+    """Return what an optimizer warns of by itself, and where."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", GuidanceWarning)
+        for _ in range(steps):
+            step(optimizer)
+    return [str(w.message) for w in seen], {w.filename for w in seen}
+
+
+@pytest.mark.parametrize("name", EVERY_ROW)
+def test_monitored_steps_are_the_same_steps_bit_for_bit(name):
+    (p, one), (q, other) = start(name, normalised), start(name, normalised)
+    one.monitor = StepMonitor(one)
+    for seed in range(4):
+        for o, t in ((one, p), (other, q)):
+            torch.manual_seed(seed)
+            t.step(o)
+    torch.testing.assert_close(p.model.state_dict(), q.model.state_dict(), rtol=0, atol=0)
+    assert one.monitor.steps == 4
+
+
+def test_the_ratio_is_that_of_the_lengths():
+    """A weight of 2, rho = 0.5: the ratio is a quarter."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, 2.0)
+    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=0.5)
+    optimizer.monitor = StepMonitor(optimizer)
+    optimizer.step(lambda x: model(x).squeeze(1).square(), torch.ones(3, 1, dtype=torch.float64))
+    assert optimizer.monitor.ratios == pytest.approx([0.25], abs=1e-12)
+    assert "very long" in str(optimizer.monitor.findings()[0])
+
+
+def test_what_is_wrong_is_found_and_a_healthy_training_has_no_finding():
+    assert monitored("sam")[0].findings() == []
+    assert "very short" in signs("sam", rho=1e-7)
+    assert "rho is 0" in signs("sam", rho=0.0)
+    assert "BatchNorm normalises by 6 samples" in signs("esam", normalised)
+    assert "BatchNorm" not in signs("esam", normalised, batch=16)
+    assert "BatchNorm" not in signs("esam", mlp)
+
+
+def test_a_first_gradient_without_direction_is_counted():
+    p, optimizer = start("sam")
+    optimizer.monitor = StepMonitor(optimizer)
+    p.step(optimizer, lambda x, y: p.loss_of(x, y) * 0)
+    p.step(optimizer)
+    assert "1 of 2 steps" in str(optimizer.monitor.findings()[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_perturbation_that_low_precision_rounds_away_is_found(dtype):
+    p = problem(dtype=dtype)
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=1e-6), p.model, rho=1e-4)
+    seen, where = warned(optimizer, p.step)
+    assert any("low precision" in message for message in seen) == (dtype is torch.bfloat16)
+    assert len(seen) == len(set(seen))  # each once
+    assert all(file == __file__ or "conftest" in file for file in where)  # the user's line, not ours
+
+
+def test_warnings_made_errors_leave_the_weights_as_the_base_left_them():
+    p, optimizer = start("sam", rho=1e-8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuidanceWarning)
+        for _ in range(FIRST - 1):
+            p.step(optimizer)
+        with pytest.raises(GuidanceWarning, match="very short"):
+            p.step(optimizer)
+    assert optimizer.steps == FIRST
+
+
+# How the loss adds up -------------------------------------------------------------------------------------------------
+
+
+def contrastive(model, x):
+    z = F.normalize(model(x), dim=1)
+    return F.cross_entropy(z @ z.roll(1, 1).T / 0.1, torch.arange(len(x)))
+
+
+LOSSES = {
+    "mean": (lambda model, x, y: F.cross_entropy(model(x), y), ""),
+    "one a sample": (lambda model, x, y: F.cross_entropy(model(x), y, reduction="none"), ""),
+    "sum": (lambda model, x, y: F.cross_entropy(model(x), y, reduction="sum"), 'pass loss="sum"'),
+    "contrastive": (lambda model, x, y: contrastive(model, x), 'loss="whole"'),
+}
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_loss_that_is_not_a_mean_over_samples_is_found_once_by_its_parts(kind):
+    loss_of, remedy = LOSSES[kind]
+    p = problem(batch=16)
+    optimizer = SliceSAM(torch.optim.SGD(p.model.parameters(), lr=1e-3), p.model, rho=0.05, share=0.25, seed=0)
+    seen, _ = warned(optimizer, lambda o: o.step(lambda x, y: loss_of(p.model, x, y), p.x, p.y))
+    found = [message for message in seen if "parts" in message]
+    assert len(found) == bool(remedy) and all(remedy in message for message in found), seen
+
+
+def test_a_loss_that_ignores_the_samples_it_is_given_is_found():
+    p = problem(batch=16)
+    optimizer = SliceSAM(torch.optim.SGD(p.model.parameters(), lr=1e-3), p.model, seed=0)
+    seen, _ = warned(optimizer, lambda o: o.step(lambda keep: p.loss_of(p.x, p.y).mean(), batch_size=16))
+    assert any("ignores the samples" in message and "whole" in message for message in seen)

@@ -1,0 +1,219 @@
+"""The paper's experiments: whole at a tiny size, their data, their store, and the command."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from esam import ESAM
+from experiments.paper import probe
+from experiments.paper.__main__ import claims_table, counted, main
+from experiments.paper.data import WATCH, drawn, set_losses
+from experiments.paper.hyperparameters import PAPER, SCALES, paper_scale, tiny_scale
+from experiments.paper.items import ITEMS, every_claim, jobs_of, judged, run_list, unique
+from experiments.paper.jobs import training
+from experiments.paper.plan import hours, item_plan
+from experiments.paper.results import Results
+from experiments.paper.rules import NOT_RUN
+from experiments.paper.store import Store
+
+ROOT = Path(__file__).parent.parent
+RESNET = ("ResNet-18", "CIFAR-10")
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory):
+    """All that the run list names, made in this process: starting one for each takes longer than the runs."""
+    scale = dataclasses.replace(tiny_scale(), seeds=2, few=2, processes=2)
+    results = Results(Store(tmp_path_factory.mktemp("paper"), None), scale)
+    for _ in range(2):  # what follows from the grid comes in the second round
+        for job in unique(job for _, jobs in run_list(results) for job in jobs):
+            if not job.done(results.store):
+                assert job.ready(results.store), job.name
+                job.do(results.store, scale)
+    return results
+
+
+@pytest.mark.slow
+def test_the_run_list_makes_every_item_and_leaves_no_claim_without_a_verdict(everything):
+    for name in ITEMS:
+        assert all(job.done(everything.store) for job in jobs_of(name, everything)), name
+    found = {f"{name}: {claim.text}": verdict for name, claim, verdict in judged(everything)}
+    assert [text for text, verdict in found.items() if verdict.verdict == NOT_RUN] == []
+    assert len(claims_table(everything).rows) == len(every_claim()) >= 60
+    assert counted(everything).endswith("0 not run")
+
+
+@pytest.mark.slow
+def test_every_item_has_tables_and_pictures_from_its_records(everything, tmp_path):
+    for name, module in ITEMS.items():
+        assert all(sheet.rows for sheet in module.tables(everything)), name
+        paths = module.draw(everything, tmp_path)
+        assert paths and all(path.stat().st_size > 5_000 for path in paths), name
+        assert item_plan(name, everything).endswith("left")
+
+
+@pytest.mark.slow
+def test_what_is_committed_is_never_replaced_and_judges_alone(everything, tmp_path):
+    pack = tmp_path / "paper.jsonl.xz"
+    added = Store(everything.store.folder, pack).commit()
+    alone = Results(Store(tmp_path / "nothing here", pack), everything.scale)
+    assert added > 50 and claims_table(alone) == claims_table(everything)
+    with pytest.raises(ValueError, match="is committed in .* and stays as it is"):
+        alone.store.write(alone.store.names("timing/")[0], [{}])
+    assert Store(everything.store.folder, pack).commit() == 0
+    assert not any("work" in name for name in alone.store.committed)
+
+
+def test_a_run_that_is_not_finished_is_not_committed(tmp_path):
+    store = Store(tmp_path / "made", tmp_path / "x.jsonl.xz")
+    store.write("train/a/record.jsonl", [{"kind": "run"}, {"kind": "epoch", "epoch": 1}])
+    store.write("train/a/epochs.jsonl", [{"epoch": 1}])
+    store.write("savings/x.work.jsonl", [{"draw": 0}])
+    store.write("flat.jsonl", [{"x": 1}])
+    assert store.commit() == 1 and list(store.committed) == ["flat.jsonl"]
+
+
+def test_the_seed_draws_as_many_images_of_each_class_and_others_are_held_out():
+    one, two = drawn("digits", 0), drawn("digits", 1)
+    assert one.train[1].bincount().tolist() == [6] * 10
+    assert not torch.equal(one.train[0], two.train[0]) and torch.equal(one.test[0], two.test[0])
+    assert torch.equal(drawn("digits", 0).train[0], one.train[0])
+    held = drawn("digits", 0, held_out=True)
+    assert torch.equal(held.train[0], one.train[0])
+    ours = {tuple(image.flatten().tolist()) for image in held.train[0]}
+    assert not ours & {tuple(image.flatten().tolist()) for image in held.test[0]}
+
+
+def test_the_watch_sees_the_losses_of_esams_own_step():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    x, y = torch.randn(8, 4), torch.randint(0, 3, (8,))
+    optimizer = ESAM(torch.optim.SGD(net.parameters(), lr=0.1), net, rho=0.3, beta=1.0, gamma=0.5)
+    start = nn.functional.cross_entropy(net(x), y, reduction="none")
+    gradient = torch.autograd.grad(start.mean(), list(net.parameters()))
+    norm = torch.cat([g.flatten() for g in gradient]).norm()
+    weights = [p.detach() + 0.3 * g / norm for p, g in zip(net.parameters(), gradient, strict=True)]
+    moved = nn.functional.cross_entropy(x @ weights[0].T + weights[1], y, reduction="none")
+    WATCH.epoch()
+    with torch.no_grad():  # an evaluation in between is not taken for a step
+        WATCH.loss(net(x), y)
+    optimizer.step(lambda keep: WATCH.loss(net(x[keep]), y[keep]), batch_size=8)
+    seen = WATCH.epoch()
+    expected = set_losses(start.detach(), moved.detach(), 4)
+    assert {name: values[0] for name, values in seen.items()} == pytest.approx(expected, rel=1e-5)
+    rises = [expected[f"{name} at eps"] - expected[f"{name} at theta"] for name in ("B+", "B", "B-")]
+    assert rises == sorted(rises, reverse=True)
+    assert WATCH.epoch() == {}
+
+
+def test_a_probe_leaves_the_net_as_it_was_and_agrees_with_autograd():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train()
+    x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    batch = probe.Batch(net, x, y)
+    found = probe.inside(batch, 0.05, 0.5, torch.Generator().manual_seed(0))
+    deep = probe.deeper(batch, 0.05, 0.5, 50, torch.Generator().manual_seed(0))
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    gradient = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
+    assert probe.dot(batch.gradient(batch.theta), dict(zip(batch.theta, gradient, strict=True))) == pytest.approx(
+        sum(float(g.square().sum()) for g in gradient), rel=1e-5
+    )
+    assert -1 <= found["cosine B-"] <= 1 and found["cosine B+"] > 0
+    assert deep["zeta sam"] < 0.05 and deep["mean cosine"] > 0.8 and 0.3 < deep["mean distance"] < 2
+
+
+def test_the_papers_rows_become_the_papers_runs():
+    scale = paper_scale()
+    sam = scale.config(RESNET, "sam", 0)
+    assert (sam.epochs, sam.batch_size, sam.lr, sam.weight_decay, sam.augment) == (200, 128, 0.05, 1e-3, "basic")
+    assert sam.settings == {"rho": 0.05} and scale.config(RESNET, "base", 0).weight_decay == 5e-4
+    wide = scale.config(("WRN-28-10", "CIFAR-100"), "esam", 1)
+    assert wide.settings == {"rho": 0.1, "beta": 0.5, "gamma": 0.5} and wide.batch_size == 256
+    large = scale.config(("ResNet-50", "ImageNet"), "esam", 0)
+    assert large.settings == {"rho": 0.05, "m": 128, "beta": 0.6, "gamma": 0.7}
+    assert (large.size, large.warmup, large.epochs, large.weight_decay) == (224, 5, 90, 1e-4)
+    assert scale.config(("PyramidNet-110", "CIFAR-10"), "sam", 0).weight_decay == 5e-4
+    assert scale.config(("ViT-S/16", "ImageNet"), "base", 0).optimizer == "adamw"
+
+
+def test_equal_runs_have_one_name_and_other_runs_another():
+    scale = SCALES["cpu"]()
+    names = [training(scale, RESNET, "esam-swp", 0, beta=beta).name for beta in (0.5, 0.6)]
+    assert names[1] == training(scale, RESNET, "esam-swp", 0).name != names[0]
+    assert training(scale, RESNET, "base", 0, weight_decay=1e-3).name != training(scale, RESNET, "base", 0).name
+    every = unique(job for _, jobs in run_list(Results(Store(Path("nowhere"), None), scale)) for job in jobs)
+    runs = [job for job in every if hasattr(job, "config") and not job.name.startswith("probed/")]
+    assert len({job.config.id() for job in runs}) == len(runs)
+
+
+def test_the_plan_prints_all_that_the_paper_sets(tmp_path):
+    results = Results(Store(tmp_path, None), paper_scale())
+    text = item_plan("table2", results)
+    for words in (
+        "warm-up 5 epochs",
+        "cosine schedule",
+        "augmentation inception",
+        "224 pixels",
+        "momentum 0.9",
+        "m 128",
+    ):
+        assert words in text
+    assert "momentum" not in item_plan("vit", results)  # AdamW has betas of its own
+    run = training(results.scale, ("ResNet-50", "ImageNet"), "sam", 0)
+    assert hours(run, results) == pytest.approx(1_281_167 * 90 / 654 / 3600)
+
+
+def test_the_command_lists_judges_and_refuses_what_it_would_ignore(tmp_path, capsys):
+    out = ["--out", str(tmp_path)]
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed for name in ITEMS)
+    assert main(["claims", *out]) == 0 and "claims:" in capsys.readouterr().out
+    assert main(["runs", "--plan", *out]) == 0 and "Figure 1" in capsys.readouterr().out
+    assert main(["table1", "--jobs", "0", *out]) == 1 and "--jobs must be 1 or more" in capsys.readouterr().err
+    assert main(["table1", "--as-released", "--plan", *out]) == 1
+    for words in (["tabel1"], ["claims", "--plan"], ["claims", "--as-released"], ["table1", "--scale", "huge"]):
+        with pytest.raises(SystemExit):
+            main(words)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_leaves_no_process_and_the_same_call_goes_on(tmp_path):
+    command = [sys.executable, "-m", "experiments.paper", "appendix7", "--scale", "tiny", "--out", str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as first:
+        assert "begins" in first.stdout.readline()
+        first.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while _children_of_session(first.pid) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert not _children_of_session(first.pid)
+    again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert again.returncode == 0, again.stderr
+    results = Results(Store(tmp_path / "tiny", None), tiny_scale())
+    assert all(job.done(results.store) for job in jobs_of("appendix7", results))
+    assert "A.7: the best of each method's search" in again.stdout
+
+
+def _children_of_session(session):
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z" and int(path.parent.name) != os.getpid():
+            found.append(path.parent.name)
+    return found
+
+
+def test_the_paper_has_every_column_of_its_tables():
+    assert len(PAPER) == 9 and set(SCALES["cpu"]().columns) == set(PAPER)

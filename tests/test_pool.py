@@ -1,0 +1,164 @@
+"""Is every run done once, as it would be alone; and does none outlive the command that started it?"""
+
+import dataclasses
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+from rich.console import Console
+
+from esam.runs import Comparison, PlannedRun, Pool, plan, pool
+from esam.runs.live import run_and_show, show_results
+from esam.train import Config, run
+from esam.train.loaded_run import MEASURES
+
+TINY = Config(data="digits", model="mlp", method="esam", train_size=200, batch_size=50, epochs=2, threads=1)
+TIMED = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory"}
+
+pytestmark = pytest.mark.usefixtures("own_cache")
+
+
+def files(runs):
+    return {path: path.stat().st_mtime_ns for run in runs for path in run.folder.iterdir()}
+
+
+def timeless(record):
+    return [{k: v for k, v in line.items() if k not in TIMED} for line in [*record.epochs, record.end]]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """Three runs by two processes, one of which is used twice, without a terminal; and what was printed meanwhile."""
+    runs = plan(Comparison(TINY, ("base", "esam", "sam"), (0,)), tmp_path_factory.mktemp("done"))
+    text = io.StringIO()
+    run_and_show(Pool(2, reuse=True, poll=0.05), runs, Console(file=text, width=100))
+    return runs, text.getvalue()
+
+
+def test_processes_fresh_or_reused_record_what_the_same_runs_record_in_this_one(done, tmp_path):
+    for planned in done[0]:
+        here = run(planned.config, tmp_path / planned.folder.name, measures=MEASURES)
+        assert planned.record().finished and planned.record().end["sharpness"] > 0
+        assert timeless(here) == timeless(planned.record())
+
+
+def test_finished_runs_are_not_touched_again(done, monkeypatch):
+    runs, _ = done
+    before, looks = files(runs), []
+    monkeypatch.setattr(pool, "WorkerProcess", None)  # starting anything would fail
+    Pool().run([*runs, *runs], lambda: looks.append(1))
+    assert files(runs) == before and looks == [1]
+
+
+def test_without_a_terminal_each_epoch_is_a_plain_line_and_the_table_has_the_records_numbers(done):
+    runs, text = done
+    shown = io.StringIO()
+    show_results(runs, Console(file=shown, width=200))
+    assert "\x1b" not in text
+    for planned in runs:
+        last = planned.record().epochs[-1]
+        figures = f"train loss {last['train_loss']:.3f}, test {100 * last['test_accuracy']:.2f} %"
+        assert f"{planned.config.method}, seed 0: epoch 2, {figures}" in text
+        assert f"{100 * last['test_accuracy']:.2f}" in shown.getvalue()
+
+
+def unfinished(folder, count, worker="esam.runs.worker", **changes):
+    config = dataclasses.replace(TINY, **changes)
+    return [PlannedRun(dataclasses.replace(config, seed=n), folder / str(n), worker) for n in range(count)]
+
+
+@pytest.fixture
+def worker(tmp_path, monkeypatch):
+    """Write a worker module whose main is this code; give its name."""
+
+    def written(code):
+        name = f"worker{len(list(tmp_path.glob('worker*.py')))}"
+        (tmp_path / f"{name}.py").write_text(f"import os, signal, sys, time\ndef main(folder):\n    {code}\n")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+        return name
+
+    return written
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("raise ValueError('old age')", "ValueError: old age"),
+        ("sys.exit(3)", r"it called sys.exit\(3\)"),
+        ("os._exit(7)", "its process ended with exit code 7"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+        ("print('heard'); raise ValueError(os.environ['OMP_NUM_THREADS'])", "ValueError: 3"),
+    ],
+)
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_run_that_fails_is_reported_with_its_reason_and_stops_no_other(tmp_path, worker, code, message, reuse):
+    bad = unfinished(tmp_path / "bad", 1, worker(code), threads=3)
+    good = unfinished(tmp_path / "good", 2, worker("(folder / 'done').touch()"))
+    with pytest.raises(RuntimeError, match=f"1 of 3 runs failed:\n  esam, seed 0: {message} .*log.txt"):
+        Pool(reuse=reuse, poll=0.01).run([*bad, *good])
+    assert all((run.folder / "done").exists() for run in good)
+    assert "heard" not in code or (bad[0].folder / "log.txt").read_text().startswith("heard")
+
+
+def test_no_more_runs_go_on_at_a_time_than_jobs_and_an_interruption_ends_them(tmp_path, worker):
+    runs, most = unfinished(tmp_path, 4, worker("(folder / 'begun').touch(); time.sleep(600)")), []
+
+    def interrupt():
+        most.append(sum((run.folder / "begun").exists() for run in runs))
+        if most[-1] == 2 and len(most) > 20:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Pool(2, poll=0.02).run(runs, interrupt)
+    assert max(most) == 2
+    with pytest.raises(ValueError, match="jobs must be 1 or more, got 0"):
+        Pool(0)
+
+
+def test_an_interrupted_run_resumes_and_ends_as_one_left_alone(tmp_path):
+    (planned,) = plan(Comparison(dataclasses.replace(TINY, epochs=60), ("esam",), (0,)), tmp_path)
+
+    class Enough(Exception):
+        pass
+
+    def until_some_epochs():
+        record = planned.record()
+        if record is not None and record.last_epoch >= 3:
+            raise Enough
+
+    with pytest.raises(Enough):
+        Pool(poll=0.01).run([planned], until_some_epochs)
+    assert not planned.record().finished
+    Pool(poll=0.05).run([planned])
+    alone = run(planned.config, tmp_path / "alone", measures=MEASURES)
+    assert timeless(planned.record()) == timeless(alone)
+
+
+LAUNCH = """
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it
+from pathlib import Path
+from esam.runs import PlannedRun, Pool
+from esam.train import Config
+Pool().run([PlannedRun(Config(), Path(sys.argv[1]), worker="holding_worker")])
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGHUP", "SIGKILL"])
+def test_a_run_ends_with_its_parent_however_that_is_ended_and_its_folder_is_free(tmp_path, end):
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = subprocess.Popen([sys.executable, "-c", LAUNCH, tmp_path], env={**os.environ, "PYTHONPATH": path})
+    while not (tmp_path / "held").exists():  # by the run, with the lock of its folder
+        assert command.poll() is None
+        time.sleep(0.02)
+    command.send_signal(getattr(signal, end))
+    assert command.wait(timeout=300) == -getattr(signal, end)
+    with FileLock(tmp_path / ".lock", timeout=300):  # raises Timeout if the run lives on
+        pass

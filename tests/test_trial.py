@@ -1,0 +1,136 @@
+"""The trial's own rules, on records that are made up so that the answer is known."""
+
+import math
+from dataclasses import asdict, replace
+
+import pytest
+
+from experiments.trial.judge import EQUAL, SLICE, Difference, Task, answers, joint
+from experiments.trial.pool import append, read
+from experiments.trial.run import HORIZONS, Run
+from experiments.trial.stages import FINAL_SEEDS, Ladder, Missing, climb, final, open_runs, pilot, tuned
+
+START = Run("tune", "cifar10", "sam", 0, 0.1, 5e-4, 20, 0.05)
+LADDER = Ladder("rho", (0.5, 1, 2), 2, 0.125, 8)
+
+
+def record(run: Run, accuracy: float, seconds: float = 1.0, **more: object) -> dict:
+    values = {"accuracy": accuracy, "loss": 3 - accuracy / 50, "accuracy_4_bits": accuracy - 1}
+    averages = {f"ema_{h}_{name}": value for h in HORIZONS for name, value in values.items()}
+    return {**asdict(run), "diverged": False, "steps": 100, "seconds": seconds * 100, **values, **averages, **more}
+
+
+def filled(best, stage: str = "final", tasks=("cifar10",)) -> dict:
+    """Run a stage with made-up outcomes until nothing is open."""
+    records: dict = {}
+    while True:
+        try:
+            runs = open_runs(records, stage, tasks)
+        except Missing as missing:
+            runs = missing.runs
+        if not runs:
+            return records
+        for run in runs:
+            records[run.key] = best(run)
+
+
+def test_the_best_radius_is_found_inside_and_the_search_goes_on_beyond_an_end():
+    def outcome(run):
+        return record(run, 60 - abs(math.log2(run.rho / 0.2)))
+
+    records: dict = {}
+    while True:
+        try:
+            best = climb(records, START, LADDER, (1, 2), lambda r: r["accuracy"])
+            break
+        except Missing as missing:
+            records |= {run.key: outcome(run) for run in missing.runs}
+    assert best.rho == pytest.approx(0.2)
+    assert max(r["rho"] for r in records.values()) == pytest.approx(0.4), "one step beyond the best was tried"
+    assert len(records) == 2 * 5
+
+
+def test_everyone_has_the_same_trials_and_the_final_has_every_role():
+    def outcome(run):
+        off = abs(math.log(run.lr / 0.1)) + abs(math.log(run.epochs / 20)) + abs(math.log(run.weight_decay / 5e-4))
+        off += abs(math.log(run.rho / {"msam": 0.5, "rwp": 0.1}.get(run.arm, 0.05))) if run.rho else 0
+        return record(run, 60 - off)
+
+    records = filled(outcome)
+    base, sam = pilot(records, "cifar10")
+    assert (base.lr, base.epochs, sam.rho) == (pytest.approx(0.1), 20, 0.05)
+    for arm in ("sam", "slicesam", "esam", "msam", "rwp"):
+        trials = {(r["rho"], r["epochs"]) for r in records.values() if r["stage"] == "tune" and r["arm"] == arm}
+        assert len(trials) == 5, arm
+        assert tuned(records, "cifar10", arm).epochs == 20
+    roles = final(records, "cifar10")
+    assert {len(runs) for runs in roles.values()} == {len(FINAL_SEEDS)}
+    assert roles[SLICE][0] == replace(roles["sam"][0], arm="slicesam"), "at SAM's own radius and length"
+
+
+@pytest.mark.parametrize(
+    ("values", "bound", "answer"),
+    [
+        ((0.1, 0.2, 0.0, 0.1, 0.2, 0.0), -0.5, "yes"),
+        ((-1.1, -1.2, -1.0, -1.1, -1.2, -1.0), -0.5, "no"),
+        ((-1.5, 1.5, -1.5, 1.5, -1.0, 0.0), -0.5, "cannot tell"),
+        ((), -0.5, "not run"),
+        ((2.0,), -0.5, "cannot tell"),
+    ],
+)
+def test_a_difference_is_judged_by_a_one_sided_t_bound(values, bound, answer):
+    assert Difference(values).above(bound) == answer
+
+
+def test_the_bound_is_students():
+    # n = 6, deviation 1: t(.95, 5) = 2.015048, over the root of 6
+    values = (1.0, -1.0, 1.0, -1.0, 0.5, -0.5)
+    deviation = math.sqrt(sum(v * v for v in values) / 5)
+    assert Difference(values).reach == pytest.approx(2.015048 * deviation / math.sqrt(6), rel=1e-6)
+
+
+def test_a_dear_or_twice_worse_slice_is_refuted_and_an_equal_one_holds():
+    def world(loss_to_sam: float, price: float):
+        def outcome(run):
+            gain = {"base": 0.0, "sam": 2.0, "slicesam": 2.0 - loss_to_sam}.get(run.arm, 0.5)
+            noise = 0.01 * ((run.seed * 7 + len(run.arm)) % 5)
+            cost = {"base": 1.0, "sam": 2.0, "slicesam": price}.get(run.arm, 1.0)
+            length = -abs(math.log2(run.epochs / 20))
+            radius = -abs(math.log2(run.rho / 0.05)) if run.rho and run.arm in ("sam", "slicesam", "esam") else 0.0
+            return record(run, 60 + gain + noise + length + radius, 0.2 * cost)
+
+        return outcome
+
+    def judged(loss_to_sam, price):
+        tasks = ("cifar10", "noisy")
+        records = filled(world(loss_to_sam, price), tasks=tasks)
+        return answers([Task(records, name) for name in tasks])
+
+    fair = judged(0.1, 1.1)
+    assert (fair["estimator"], fair["value"], fair["safety"]) == ("yes", "yes", "yes")
+    assert judged(0.1, 1.4)["estimator"] == "no", "too dear"
+    assert judged(1.5, 1.1)["estimator"] == "no", "worse in two tasks"
+
+
+def test_answers_join():
+    assert joint(["yes", "yes"]) == "yes"
+    assert joint(["yes", "no", "cannot tell"]) == "no"
+    assert joint(["yes", "cannot tell"]) == "cannot tell"
+    assert joint([]) == "not run"
+
+
+def test_the_base_of_equal_time_is_longer_by_the_measured_price():
+    def outcome(run):
+        off = abs(math.log(run.epochs / 20)) + abs(math.log(run.lr / 0.1))
+        return record(run, 60 - off, 1.12 if run.arm == "slicesam" else 1.0)
+
+    records = filled(outcome)
+    assert final(records, "cifar10")[EQUAL][0].epochs == pytest.approx(20 * 1.12)
+
+
+def test_records_are_lines_and_a_torn_one_is_left_out(tmp_path):
+    path = tmp_path / "trial.jsonl"
+    append(path, record(START, 50.0))
+    with path.open("a") as file:
+        file.write('{"stage": "tu')
+    assert list(read(path)) == [START.key]
