@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .run import Run, train
-from .stages import Missing, Records, open_runs
+from .stages import Records, open_runs
 
 
 def read(path: Path) -> Records:
@@ -53,7 +53,7 @@ def work(stages: list[str], tasks: list[str], path: Path) -> None:
     scratch = path.with_suffix(".scratch")
     while True:
         records = read(path)
-        runs = [run for stage in stages for run in open_runs_of(records, stage, tasks)]
+        runs = [run for task in tasks for stage in stages for run in open_runs(records, stage, [task])]
         for run in runs:
             if lock := claim(scratch, run):
                 break
@@ -69,11 +69,3 @@ def work(stages: list[str], tasks: list[str], path: Path) -> None:
             score = f"{record.get('accuracy', float('nan')):.2f} % {record.get('loss', float('nan')):.3f}"
             print(f"{run} -> {score}, {record['seconds']:.0f} s ({time.time() - began:.0f} s)", flush=True)
         lock.close()
-
-
-def open_runs_of(records: Records, stage: str, tasks: list[str]) -> list[Run]:
-    """Return a stage's open runs; none while an earlier stage, which it needs, is open."""
-    try:
-        return open_runs(records, stage, tasks)
-    except Missing:
-        return []

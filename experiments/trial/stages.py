@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -16,8 +17,9 @@ Score = Callable[[dict[str, Any]], float]
 
 PILOT_SEEDS, TUNE_SEEDS, FINAL_SEEDS = (0,), (100, 101), (1000, 1001, 1002, 1003, 1004, 1005)
 MORE_SEEDS = (1006, 1007)
-TUNED = ("base", "sam", "slicesam", "base-ema", "msam", "rwp", "esam")
-SMALL = tuple(name for name in TASKS if name != "full")
+TUNED = ("base", "sam", "slicesam", "base-ema", "msam")
+SMALL = ("noisy", "vit", "gpt", "finetune", "cifar10")  # one after the other: what is judged is complete
+LAST = ("rwp",)  # tuned when all others have run, by the stage "last"; in the final as soon as it is tuned
 
 
 class Missing(Exception):
@@ -104,14 +106,11 @@ def tuned(records: Records, task: str, arm: str) -> Run:
     if arm == "base":
         return search(records, start, (Ladder("lr", (0.5, 1, 2), 2, 0.25, 4), length), TUNE_SEEDS, score)
     if arm == "base-ema":
-        found = [tuned(records, task, "base")]
-        start = replace(start, arm="base", schedule="constant")
-        for share in HORIZONS:
-            score = averaged_score(task, share)
-            ladders = (Ladder("lr", (0.25, 0.5, 1), 2, 0.125, 2), length)
-            found += [search(records, start, ladders, TUNE_SEEDS, score)]
+        trials = (Ladder("lr", (0.5, 1, 2), 2, 0.25, 4), length)
+        start = replace(start, arm="base")
+        found = [search(records, start, trials, TUNE_SEEDS, averaged_score(task, share)) for share in HORIZONS]
         return max(found, key=lambda run: best_average(records, task, run)[1])
-    start = replace(start, rho=sam.rho if arm in ("sam", "slicesam", "esam") else ARMS[arm].rho)
+    start = replace(start, rho=sam.rho if arm in ("sam", "slicesam") else ARMS[arm].rho)
     return search(records, start, (Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8), length), TUNE_SEEDS, score)
 
 
@@ -147,12 +146,14 @@ def roles(records: Records, task: str) -> dict[str, Run]:
         "slicesam, defaults": replace(base, arm="slicesam", rho=ARMS["slicesam"].rho),
         "base-ema": replace(tuned(records, task, "base-ema"), stage="final"),
         "msam": replace(tuned(records, task, "msam"), stage="final"),
-        "rwp": replace(tuned(records, task, "rwp"), stage="final"),
         "ascent": replace(sam, arm="ascent"),
+        "esam": replace(sam, arm="esam"),
         "sam-groups": replace(sam, arm="sam-groups"),
-        "esam": replace(tuned(records, task, "esam"), stage="final"),
         "esam-swp": replace(sam, arm="esam-swp"),
     }
+    for arm in LAST:
+        with suppress(Missing):
+            found[arm] = replace(tuned(records, task, arm), stage="final")
     return found
 
 
@@ -162,16 +163,19 @@ def final(records: Records, task: str, seeds: Sequence[int] = FINAL_SEEDS) -> di
 
 
 def open_runs(records: Records, stage: str, tasks: Sequence[str]) -> list[Run]:
-    """Return the runs that can be started now, the tasks in turn."""
-    queues = [list(_open(records, stage, task)) for task in tasks]
-    return [queue[i] for i in range(max(map(len, queues), default=0)) for queue in queues if i < len(queue)]
+    """Return the runs that can be started now, task by task; none of a task that waits for an earlier stage."""
+    found: list[Run] = []
+    for task in tasks:
+        with suppress(Missing):
+            found += _open(records, stage, task)
+    return found
 
 
 def _open(records: Records, stage: str, task: str) -> Iterator[Run]:
     if stage == "pilot":
         waits = [lambda: pilot(records, task)]
-    elif stage == "tune":
-        waits = [lambda arm=arm: tuned(records, task, arm) for arm in TUNED]
+    elif stage in ("tune", "last"):
+        waits = [lambda arm=arm: tuned(records, task, arm) for arm in (TUNED if stage == "tune" else LAST)]
     else:
         waits, runs = [], final(records, task).values()
         for turn in zip(*runs, strict=True):  # seed by seed: what is there at any time is balanced
