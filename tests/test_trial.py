@@ -53,7 +53,7 @@ def test_everyone_has_the_same_trials_and_the_final_has_every_role():
     records = filled(outcome, ("pilot", "tune", "final", "last"))
     base, sam = pilot(records, "cifar10")
     assert (base.lr, base.epochs, sam.rho) == (pytest.approx(0.1), 20, 0.05)
-    for arm in ("sam", "slicesam", "msam", "rwp"):
+    for arm in ("sam", "slicesam", "ascent", "msam", "rwp"):
         trials = {(r["rho"], r["epochs"]) for r in records.values() if r["stage"] == "tune" and r["arm"] == arm}
         assert len(trials) == 5, arm
         assert tuned(records, "cifar10", arm).epochs == 20

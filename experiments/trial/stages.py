@@ -17,7 +17,7 @@ Score = Callable[[dict[str, Any]], float]
 
 PILOT_SEEDS, TUNE_SEEDS, FINAL_SEEDS = (0,), (100, 101), (1000, 1001, 1002, 1003, 1004, 1005)
 MORE_SEEDS = (1006, 1007)
-TUNED = ("base", "sam", "slicesam", "base-ema", "msam")
+TUNED = ("base", "sam", "slicesam", "ascent", "base-ema", "msam")
 SMALL = ("noisy", "vit", "gpt", "finetune", "cifar10")  # one after the other: what is judged is complete
 LAST = ("rwp",)  # tuned when all others have run, by the stage "last"; in the final as soon as it is tuned
 
@@ -110,7 +110,7 @@ def tuned(records: Records, task: str, arm: str) -> Run:
         start = replace(start, arm="base")
         found = [search(records, start, trials, TUNE_SEEDS, averaged_score(task, share)) for share in HORIZONS]
         return max(found, key=lambda run: best_average(records, task, run)[1])
-    start = replace(start, rho=sam.rho if arm in ("sam", "slicesam") else ARMS[arm].rho)
+    start = replace(start, rho=sam.rho if arm in ("sam", "slicesam", "ascent") else ARMS[arm].rho)
     return search(records, start, (Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8), length), TUNE_SEEDS, score)
 
 
@@ -144,9 +144,9 @@ def roles(records: Records, task: str) -> dict[str, Run]:
         "base, twice as long": replace(base, epochs=base.epochs * 2),
         "slicesam": own,
         "slicesam, defaults": replace(base, arm="slicesam", rho=ARMS["slicesam"].rho),
+        "ascent": replace(tuned(records, task, "ascent"), stage="final"),
         "base-ema": replace(tuned(records, task, "base-ema"), stage="final"),
         "msam": replace(tuned(records, task, "msam"), stage="final"),
-        "ascent": replace(sam, arm="ascent"),
         "esam": replace(sam, arm="esam"),
         "sam-groups": replace(sam, arm="sam-groups"),
         "esam-swp": replace(sam, arm="esam-swp"),
