@@ -88,7 +88,7 @@ def pilot(records: Records, task: str) -> tuple[Run, Run]:
     start = Run("pilot", task, "base", 0, t.lr, t.weight_decay, t.epochs)
     ladders = (
         Ladder("lr", (1 / 3, 1, 3), 3, 1 / 9, 9),
-        Ladder("epochs", (0.5, 1, 2), 2, 0.25, 4),
+        Ladder("epochs", (0.5, 1), 2, 0.25, t.longest),
         Ladder("weight_decay", (1 / 4, 1, 4), 4, 1 / 16, 16),
     )
     base = search(records, start, ladders, PILOT_SEEDS, better_is_higher(task))
@@ -101,7 +101,7 @@ def tuned(records: Records, task: str, arm: str) -> Run:
     """Return an arm's best settings: as many trials for everyone, at full length, on validation data, two seeds."""
     base, sam = pilot(records, task)
     start = replace(base, stage="tune", arm=arm)
-    length = Ladder("epochs", (0.5, 1), 2, 0.25, 2)
+    length = Ladder("epochs", (0.5, 1), 2, 0.25, 1)
     score = better_is_higher(task)
     if arm == "base":
         return search(records, start, (Ladder("lr", (0.5, 1, 2), 2, 0.25, 4), length), TUNE_SEEDS, score)

@@ -31,6 +31,8 @@ class Task:
     shift: int = 0
     """Augmentation: flips, and shifts by up to so many pixels; 0: none."""
     judged_by: Literal["accuracy", "loss"] = "accuracy"
+    longest: float = 1
+    """The budget: how many times ``epochs`` the search may give to a run."""
 
     def base(self, net: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """Return the base optimizer; AdamW does not decay vectors."""
@@ -60,7 +62,7 @@ TASKS: dict[str, Task] = {
         "CIFAR-10, 4,000 images, augmented, ResNet-8 (32 wide)",
         partial(pictures, "cifar10", train=4_000, judge=4_000, size=16),
         partial(nets.resnet, 1, 32, 10),
-        "sgd", 0.1, 5e-4, 20, 128, shift=2,
+        "sgd", 0.1, 5e-4, 20, 128, shift=2, longest=4,
     ),
     "noisy": Task(
         "CIFAR-10, 4,000 images, 20 % wrong labels, ResNet-8 (32 wide)",
