@@ -25,6 +25,7 @@ from esam.report.sheets import Sheet, as_markdown  # noqa: E402
 from esam.train.record import read_records  # noqa: E402
 from experiments import scaling  # noqa: E402
 from experiments.paper import page as paper_page  # noqa: E402
+from experiments.trial import page as trial_page  # noqa: E402
 
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -147,6 +148,9 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "cifar10-noisy": lambda: results("cifar10", NOISY),
     "cifar100": lambda: results("cifar100", CLEAN),
     "frontier": frontier,
+    "trial-answers": lambda: trial_page.answered(trial_page.committed()),
+    "trial-tables": lambda: trial_page.tables(trial_page.committed()),
+    "trial-short": lambda: trial_page.short(trial_page.committed()),
     "paper-counts": paper_page.counts,
     "paper-claims": paper_page.claims_table,
     "paper-runs": paper_page.runs_table,

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from experiments.trial import page
 from experiments.trial.judge import EQUAL, SLICE, Difference, Task, answers, joint
 from experiments.trial.pool import append, read
 from experiments.trial.run import HORIZONS, Run
@@ -104,6 +105,21 @@ def test_a_dear_or_twice_worse_slice_is_refuted_and_an_equal_one_holds():
     assert (fair["estimator"], fair["value"], fair["safety"]) == ("yes", "yes", "yes")
     assert judged(0.1, 1.4)["estimator"] == "no", "too dear"
     assert judged(1.5, 1.1)["estimator"] == "no", "worse in two tasks"
+
+
+def test_the_page_says_what_the_records_say(tmp_path):
+    def outcome(run):
+        gain = {"base": 0.0, "sam": 2.0, "slicesam": 0.5}.get(run.arm, 1.0)
+        length = -abs(math.log2(run.epochs / 20))
+        return record(run, 60 + gain + length + 0.01 * (run.seed % 3), 0.2, train_accuracy=99.0)
+
+    tasks = [Task(filled(outcome, tasks=("noisy",)), "noisy")]
+    said = page.answered(tasks)
+    assert "**No.**" in said.splitlines()[1], "SAM gains two points, and the slice keeps a quarter of them"
+    assert "Not run yet: vit, gpt" in said
+    assert "| SAM | 62.01 ± 0.01 |" in page.tables(tasks)
+    page.figure(tasks, tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 5_000
 
 
 def test_answers_join():

@@ -1,17 +1,15 @@
-"""What did the trial find? The answers of PROTOCOL.md, the tables and the figure, from the records alone."""
+"""What did the trial find? The answers of PROTOCOL.md, from the records alone."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, Literal
 
 from scipy.stats import t as student
 
-from .arms import ARMS
 from .stages import FINAL_SEEDS, MORE_SEEDS, Missing, Records, best_average, final, tuned
 from .tasks import TASKS
 
@@ -20,7 +18,7 @@ MARGIN = {"accuracy": 0.5, "loss": 0.02}
 PRICE, SLOW = 1.15, 0.1  # the highest mean price; the step, in seconds, from which on it is asked
 SLICE, OWN, DEFAULT = "slicesam at SAM's radius", "slicesam", "slicesam, defaults"
 EQUAL = "base, SliceSAM's time"
-TITLES = {SLICE: "SliceSAM, SAM's radius", OWN: "SliceSAM, own radius", DEFAULT: "SliceSAM, defaults"}
+LONGER = "base, twice as long"
 
 
 @dataclass(frozen=True)
@@ -48,11 +46,12 @@ class Difference:
             return "yes"
         return "no" if self.mean + self.reach < bound else "cannot tell"
 
-    def __str__(self) -> str:
+    def text(self, digits: int) -> str:
         """Write the mean and the two bounds."""
         if not self.values:
             return "–"
-        return f"{self.mean:+.2f} [{self.mean - self.reach:+.2f}, {self.mean + self.reach:+.2f}]"
+        mean, low, high = self.mean, self.mean - self.reach, self.mean + self.reach
+        return f"{mean:+.{digits}f} [{low:+.{digits}f}, {high:+.{digits}f}]"
 
 
 class Task:
@@ -185,57 +184,7 @@ def joint(said: Sequence[Answer]) -> Answer:
     return "yes" if set(said) == {"yes"} else "cannot tell"
 
 
-def table(task: Task) -> str:
-    """Write a task's arms as Markdown: accuracy, loss and time of the same runs."""
-    unit = "Over the base, points" if task.sign == 1 else "Over the base, loss saved"
-    head = ["Arm", "Accuracy, %", "Loss", unit, "Over the base of equal time", "4 bits, %", "Time", "n"]
-    lines = ["| " + " | ".join(head) + " |", "| --- |" + " ---: |" * (len(head) - 1)]
-    for role in task.runs:
-        if not task.runs[role]:
-            continue
-        accuracy, spread, n = task.mean(role, "accuracy")
-        cells = [title(role), f"{accuracy:.2f} ± {spread:.2f}", f"{task.mean(role, 'loss')[0]:.3f}"]
-        cells += [str(task.over(role, "base")) if role != "base" else "–"]
-        cells += [str(task.over(role, EQUAL)) if role != EQUAL else "–"]
-        cells += [f"{task.mean(role, 'accuracy_4_bits')[0]:.1f}", f"{total(task, role):.2f}", str(n)]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
-
-
 def total(task: Task, role: str) -> float:
     """Return the processor time of a whole run over the base's at its own length."""
     seeds = sorted(set(task.runs[role]) & set(task.runs["base"]))
     return fmean(task.runs[role][s]["seconds"] / task.runs["base"][s]["seconds"] for s in seeds) if seeds else math.nan
-
-
-def title(role: str) -> str:
-    """Return what people read."""
-    return TITLES.get(role) or (ARMS[role].title if role in ARMS else role[0].upper() + role[1:])
-
-
-def figure(tasks: Sequence[Task], path: Path) -> None:
-    """Draw the gain over the base of equal time, task by task, all arms."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    roles = [role for role in tasks[0].runs if role not in ("base", EQUAL)]
-    drawn, axes = plt.subplots(1, len(tasks), figsize=(2.1 * len(tasks) + 2, 0.32 * len(roles) + 1.6), sharey=True)
-    for axis, task in zip([axes] if len(tasks) == 1 else axes, tasks, strict=True):
-        for place, role in enumerate(reversed(roles)):
-            found = task.over(role, EQUAL)
-            if found.values:
-                colour = "#7e2afc" if role.startswith("slicesam") else "#d17a12" if role == "sam" else "#66707d"
-                axis.errorbar(
-                    found.mean, place, xerr=min(found.reach, 99), fmt="o", color=colour, capsize=2, markersize=4
-                )
-        axis.axvline(0, color="#99a", linewidth=0.8)
-        axis.set_title(f"{task.name}\n{task.task.judged_by}, base step {1000 * task.base_step():.0f} ms", fontsize=8)
-        axis.set_xlabel("points" if task.sign == 1 else "loss saved", fontsize=8)
-        axis.tick_params(labelsize=8)
-    axis = axes if len(tasks) == 1 else axes[0]
-    axis.set_yticks(range(len(roles)), [title(role) for role in reversed(roles)])
-    drawn.suptitle("Gain over the base of equal time; bars: one-sided 95 % bounds", fontsize=9)
-    drawn.tight_layout()
-    drawn.savefig(path, dpi=150)

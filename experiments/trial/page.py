@@ -1,0 +1,212 @@
+"""How do the trial's records become a page? Its answers, tables and figure, as Markdown and PNG."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from esam.report.sheets import Sheet, as_markdown
+
+from .arms import ARMS
+from .judge import DEFAULT, EQUAL, LONGER, OWN, PRICE, SLICE, SLOW, Task, answers, finished, total
+from .pool import read
+from .stages import SMALL
+from .tasks import TASKS
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDS, FIGURE = ROOT / "results" / "trial.jsonl", ROOT / "docs" / "trial.png"
+TITLES = {
+    SLICE: "SliceSAM, SAM's radius",
+    OWN: "SliceSAM, own radius",
+    DEFAULT: "SliceSAM, defaults",
+    EQUAL: "Base, SliceSAM's time",
+    LONGER: "Base, twice as long",
+}
+
+
+def title(role: str) -> str:
+    """Return what people read."""
+    return TITLES.get(role) or ARMS[role].title
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
+    return as_markdown(Sheet("", tuple(head), tuple(map(tuple, rows))))
+
+
+def digits(task: Task) -> int:
+    """Return how many decimals a difference of a task's scores wants."""
+    return 2 if task.sign == 1 else 3
+
+
+def answered(tasks: Sequence[Task]) -> str:
+    """Return the three questions' answers, and what they rest on."""
+    if not tasks:
+        return "No task of the final has been run yet."
+    found = answers(tasks)
+    open_tasks = [name for name in SMALL if name not in {task.name for task in tasks}]
+    slow = [task.name for task in tasks if task.base_step() >= SLOW]
+    said = {name: found[name].capitalize() for name in ("estimator", "value", "safety")}
+    nowhere = " In no task does SAM gain." if found["value"] == "not run" else ""
+    lines = [
+        f"1. *The estimator: is SliceSAM, at SAM's radius, not worse than SAM in any task, for at most {PRICE} times "
+        f"the base's time?* **{said['estimator']}.** The mean price is {found['price']:.2f} ({', '.join(slow)}).",
+        "2. *The value: where SAM gains, is SliceSAM better than the base of equal time, and does it keep half of "
+        f"SAM's gain?* **{said['value']}.**{nowhere}",
+        "3. *Safety: at its defaults, is SliceSAM never under the tuned base by more than the margin?* "
+        f"**{said['safety']}.**",
+    ]
+    if open_tasks:
+        lines.append(f"\nNot run yet: {', '.join(open_tasks)}. The answers are those of the other tasks.")
+    return "\n".join(lines) + "\n\n" + questions(tasks, found)
+
+
+def questions(tasks: Sequence[Task], found: dict[str, Any]) -> str:
+    """Return what each answer rests on, task by task."""
+    head = (
+        "Task",
+        "SAM over base",
+        "SliceSAM over SAM",
+        "Not worse",
+        "Price",
+        "Over base of equal time",
+        "Defaults over base",
+        "Safe",
+    )
+    rows = []
+    for task in tasks:
+        row, n = found["rows"][task.name], digits(task)
+        rows.append(
+            (
+                task.name,
+                row["SAM over base"].text(n),
+                row["SliceSAM over SAM"].text(n),
+                row["not worse than SAM"],
+                f"{row['price']:.2f}",
+                row["over the base of equal time"].text(n),
+                row["defaults over base"].text(n),
+                row["safe at its defaults"],
+            )
+        )
+    return markdown(head, rows)
+
+
+def table(task: Task) -> str:
+    """Return a task's arms: accuracy, loss and time of the same runs."""
+    n = digits(task)
+    unit = "points" if task.sign == 1 else "loss saved"
+    head = (
+        "Arm",
+        "Accuracy, %",
+        "Loss",
+        f"Over base, {unit}",
+        f"Over base of equal time, {unit}",
+        "4 bits, %",
+        "Training acc., %",
+        "Time / base's",
+        "n",
+    )
+    rows = []
+    for role in (role for role in task.runs if task.runs[role]):
+        accuracy, spread, count = task.mean(role, "accuracy")
+        equal = LONGER if role in ("sam", "sam-groups", "esam", "esam-swp") else EQUAL
+        rows.append(
+            (
+                title(role),
+                f"{accuracy:.2f} ± {spread:.2f}",
+                f"{task.mean(role, 'loss')[0]:.3f}",
+                task.over(role, "base").text(n) if role != "base" else "–",
+                task.over(role, equal).text(n) if role not in (EQUAL, LONGER) else "–",
+                f"{task.mean(role, 'accuracy_4_bits')[0]:.1f}",
+                f"{fitted(task, role):.1f}",
+                f"{total(task, role):.2f}",
+                str(count),
+            )
+        )
+    return markdown(head, rows)
+
+
+def fitted(task: Task, role: str) -> float:
+    """Return the mean training accuracy at the end."""
+    found = [record["train_accuracy"] for record in task.runs[role].values() if not record["diverged"]]
+    return sum(found) / len(found) if found else float("nan")
+
+
+def settings(task: Task) -> str:
+    """Return what an arm of the final ran with, in one line."""
+    parts = []
+    for role in ("base", "sam", OWN, "ascent", "msam"):
+        if task.runs[role]:
+            run = next(iter(task.runs[role].values()))
+            radius = "" if run["rho"] is None else f", rho {run['rho']:g}"
+            parts.append(f"{title(role)}: {run['epochs']:g} epochs{radius}")
+    run = next(iter(task.runs["base"].values()))
+    return f"Learning rate {run['lr']:.2g}, weight decay {run['weight_decay']:.2g}. " + "; ".join(parts) + "."
+
+
+def tables(tasks: Sequence[Task]) -> str:
+    """Return every task with its arms."""
+    parts = []
+    for task in tasks:
+        parts += [f"### {task.name}: {TASKS[task.name].title}", settings(task), table(task)]
+    return "\n\n".join(parts) or "None yet."
+
+
+def short(tasks: Sequence[Task]) -> str:
+    """Return the README's table: accuracy, loss and time of the same runs."""
+    rows = []
+    for task in tasks:
+        for role in ("base", EQUAL, LONGER, "sam", SLICE, "ascent", "esam", "msam"):
+            if task.runs.get(role):
+                accuracy, spread, n = task.mean(role, "accuracy")
+                over = "–" if role == "base" else task.over(role, "base").text(digits(task))
+                loss = f"{task.mean(role, 'loss')[0]:.3f}"
+                rows.append(
+                    (
+                        task.name,
+                        title(role),
+                        f"{accuracy:.1f} ± {spread:.1f}",
+                        loss,
+                        over,
+                        f"{total(task, role):.2f}",
+                        str(n),
+                    )
+                )
+    head = ("Task", "Arm", "Test acc., %", "Test loss", "Over the tuned base [95 %]", "Time / base's", "n")
+    return markdown(head, rows) if rows else "The runs are not done."
+
+
+def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
+    """Draw the gain over the base of equal time, task by task, all arms."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    roles = [role for role in tasks[0].runs if role not in ("base", EQUAL)]
+    drawn, axes = plt.subplots(
+        1, len(tasks), figsize=(2.4 * len(tasks) + 2.2, 0.32 * len(roles) + 1.6), sharey=True, squeeze=False
+    )
+    for axis, task in zip(axes[0], tasks, strict=True):
+        for place, role in enumerate(reversed(roles)):
+            found = task.over(role, EQUAL)
+            if found.values:
+                colour = "#7e2afc" if role.startswith("slicesam") else "#d17a12" if role == "sam" else "#66707d"
+                reach = found.reach if len(found.values) > 1 else 0
+                axis.errorbar(found.mean, place, xerr=reach, fmt="o", color=colour, capsize=2, markersize=4)
+        axis.axvline(0, color="#99a", linewidth=0.8)
+        n = len(task.runs["base"])
+        axis.set_title(f"{task.name}, n = {n}\nbase step {1000 * task.base_step():.0f} ms", fontsize=8)
+        axis.set_xlabel("points of accuracy" if task.sign == 1 else "loss saved", fontsize=8)
+        axis.tick_params(labelsize=8)
+    axes[0][0].set_yticks(range(len(roles)), [title(role) for role in reversed(roles)])
+    drawn.suptitle("Gain over the base of SliceSAM's time; bars: one-sided 95 % bounds", fontsize=9)
+    drawn.tight_layout()
+    drawn.savefig(path, dpi=150)
+    plt.close(drawn)
+
+
+def committed() -> list[Task]:
+    """Return the tasks that the committed records can judge."""
+    return finished(read(RECORDS))
