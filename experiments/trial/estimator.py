@@ -24,7 +24,7 @@ from .run import Run, learning_rate
 from .tasks import TASKS, Task, sample_losses
 
 RADIUS = 0.05
-BATCHES = 96
+BATCHES = 64
 MOMENTS = (0.1, 0.5, 1.0)  # shares of the base's training after which the weights are looked at
 SIZES = (4, 8, 16, 32, 64)
 
@@ -118,16 +118,6 @@ def sliced(size: int, radius: float) -> Estimator:
     return correct
 
 
-def friendly(size: int, radius: float) -> Estimator:
-    """Ascent along the slice's noise alone."""
-
-    def correct(at: Point, x: Tensor, y: Tensor, g: Tensor) -> Tensor:
-        s = at.gradient(x[:size], y[:size])
-        return at.gradient(x[:size], y[:size], radius * (s - g) / s.norm()) - s
-
-    return correct
-
-
 def ascent(size: int, radius: float) -> Estimator:
     """Ascent on a slice, the whole batch differentiated there."""
 
@@ -153,8 +143,6 @@ def estimators() -> dict[str, Estimator]:
     found: dict[str, Estimator] = {"sam again": whole(RADIUS)}
     found |= {f"slice {n}": sliced(n, RADIUS) for n in SIZES}
     found |= {f"slice 16, radius {r}": sliced(16, r) for r in (0.01, 0.15)}
-    found |= {f"sam, radius {r}": whole(r) for r in (0.01, 0.15)}
-    found |= {f"friendly {n}": friendly(n, RADIUS) for n in (16, 32)}
     found |= {f"ascent {n}": ascent(n, RADIUS) for n in (16, 32)}
     return found | {"groups 16": grouped(16, RADIUS)}
 
