@@ -5,10 +5,12 @@ import json
 import pytest
 import torch
 
+from esam import train
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.cli import main
 from esam.report.landscapes import read_analyses
-from esam.train.loaded_run import figures, random_landscape, trained_run
+from esam.train import Config
+from esam.train.loaded_run import figures, random_landscape, trained_run, training_sharpness
 
 SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
 
@@ -108,13 +110,6 @@ def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam
     assert {path.name for path in pictures.iterdir()} == {*kinds, "line.json", "analysis.json"}
 
 
-def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):
-    words = [*SMALL, "--eigenvalues", 0]
-    assert esam("analyze", run / "checkpoint.pt", *words) == esam("analyze", run, *words)
-    code, told, _ = esam("analyze", run / "checkpoint.previous.pt", *words)
-    assert code == 0 and "epoch 1," in told
-
-
 def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
     trained = trained_run(run, images=20, batch_size=8)
     assert [len(y) for _, y in trained.objective.batches] == [8, 8, 4]
@@ -126,9 +121,15 @@ def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
     assert torch.equal(one.losses, other.losses) and len(calls) == 3
 
 
-def test_a_folder_whose_checkpoint_is_missing_says_so(run, esam, tmp_path):
+def test_a_folder_without_weights_says_so(run, esam, tmp_path):
     (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
     code, _, told = esam("analyze", tmp_path)
-    assert code == 1 and "holds no checkpoint; train the run first" in told
-    code, _, told = esam("analyze", tmp_path / "checkpoint.pt")
-    assert code == 1 and "does not exist" in told
+    assert code == 1 and "holds no last weights" in told
+
+
+def test_what_is_analysed_are_the_weights_that_were_evaluated(tmp_path, own_cache):
+    config = Config(data="digits", model="mlp", method="base-ema", train_size=100, batch_size=50, epochs=2, threads=1)
+    record = train.run(config, tmp_path, keep_weights=True, measures={"sharpness": training_sharpness})
+    found = figures(trained_run(tmp_path), steps=1, eigenvalues=0)
+    assert found["loss"] == pytest.approx(record.end["train_loss"], rel=1e-4)  # of the average
+    assert found["sharpness"]["value"] == pytest.approx(record.end["sharpness"], rel=1e-4)

@@ -54,7 +54,7 @@ def test_the_global_generator_is_left_alone(split):
     state = torch.get_rng_state()
     batches = batches_of(split)
     list(batches.epoch(0))
-    list(batches.in_order())
+    list(batches)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -68,12 +68,12 @@ def test_an_epoch_holds_every_picture_once_in_the_order_it_says(split):
 
 
 def test_evaluation_keeps_the_order_and_only_normalises(split):
-    x = torch.cat([x for x, _ in batches_of(split).in_order()])
+    x = torch.cat([x for x, _ in batches_of(split)])
     mean, std = (torch.tensor(values, dtype=torch.float64).view(1, 3, 1, 1) for values in (MEAN, STD))
     # Four roundings to 24 bits (scale, product, shift, sum) of numbers below 8: at most 4 * 8 * 2**-25 in all.
     exact = (split[0].double() / 255 - mean) / std
     torch.testing.assert_close(x.double(), exact, atol=2.0**-20, rtol=0)
-    assert torch.equal(torch.cat([y for _, y in batches_of(split).in_order()]), split[1])
+    assert torch.equal(torch.cat([y for _, y in batches_of(split)]), split[1])
 
 
 @pytest.mark.parametrize("memory_format", [torch.channels_last, torch.contiguous_format])

@@ -100,7 +100,7 @@ def test_a_set_of_the_hub_is_decoded_once_for_each_of_its_versions(datasets, mon
     monkeypatch.setattr(datasets, "load_dataset", lambda name: versions[0])
     first = load_data("someone/set")
     with monkeypatch.context() as patch:
-        patch.setattr(Table, "catalogue", lambda self: pytest.fail("decoded again"))
+        patch.setattr(Table, "listing", lambda self: pytest.fail("decoded again"))
         assert torch.equal(load_data("someone/set").train[0], first.train[0])
     monkeypatch.setattr(datasets, "load_dataset", lambda name: versions[1])
     assert len(load_data("someone/set").train[1]) == 9
@@ -235,13 +235,13 @@ def test_cifar_10_has_the_mean_and_deviation_that_everybody_quotes(datasets, mon
     assert data.classes[:3] == ("airplane", "automobile", "bird")
     everything = load_data("uoft-cs/cifar10")
     assert everything.transform.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)
-    assert everything.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=1e-4)
+    assert everything.transform.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=1e-4)
 
 
 @pytest.mark.skipif(LOCAL_COPIES is None, reason="ESAM_DATA names no folder with cifar10 and cifar100")
 def test_cifar_100_has_100_classes_unless_the_coarse_ones_are_asked_for(datasets):
     folder = Path(LOCAL_COPIES) / "cifar100"
     for column, count in ((None, 100), ("coarse_label", 20)):
-        offer = Table(folder, image_column=None, label_column=column).catalogue()
-        assert len(offer.classes) == count
-        assert offer.train.labels.bincount().tolist() == [50_000 // count] * count
+        found = Table(folder, image_column=None, label_column=column).listing()
+        assert len(found.classes) == count
+        assert found.train[1].bincount().tolist() == [50_000 // count] * count

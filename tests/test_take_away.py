@@ -15,8 +15,9 @@ from esam.cli import main
 from esam.train import Checkpoint, Config, Task, loaded_run, run
 from esam.train.build import build_parts
 from esam.train.evaluation import evaluate
-from esam.train.loaded_run import BEST_NAME, LAST_NAME, read_weights
+from esam.train.loaded_run import BEST_NAME, LAST_NAME
 from esam.train.record import RECORD_NAME
+from esam.train.tensor_files import read_tensors
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=3, threads=1)
 
@@ -65,7 +66,7 @@ def test_a_run_interrupted_and_resumed_keeps_the_same_best_weights(tmp_path):
         run(config, tmp_path / "cut", keep_weights=True, watch=stop)
     run(config, tmp_path / "cut", keep_weights=True)
     for name in (BEST_NAME, LAST_NAME):
-        (one, told), (other, also) = (read_weights(tmp_path / which / name) for which in ("whole", "cut"))
+        (one, told), (other, also) = (read_tensors(tmp_path / which / name) for which in ("whole", "cut"))
         assert told == also and all(torch.equal(one[key], other[key]) for key in one)
 
 
@@ -85,7 +86,7 @@ def test_tied_weights_are_kept_under_each_of_their_names(tmp_path):
     from esam.train.loaded_run import write_weights
 
     write_weights(tmp_path / "tied.safetensors", model, {"epoch": 1})
-    tensors, told = read_weights(tmp_path / "tied.safetensors")
+    tensors, told = read_tensors(tmp_path / "tied.safetensors")
     assert torch.equal(tensors["0.weight"], tensors["1.weight"]) and told == {"epoch": 1}
 
 

@@ -68,7 +68,7 @@ class Batches:
         """Give the shuffled, augmented batches of epoch ``number``."""
         return (part[:2] for part in self.parts(number, Share()))
 
-    def in_order(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:
         """Give every sample once, in stored order and not augmented: for evaluation."""
         return (part[:2] for part in self.parts_in_order(Share()))
 
@@ -110,35 +110,15 @@ class Batches:
             yield own, x, y
 
 
-class InOrder:
-    """Batches once in order, as often as they are asked for."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches.in_order()
-
-    def parts_in_order(self, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches."""
-        return self._batches.parts_in_order(share)
-
-
 def read_rows(
     samples: Dataset[Any], batches: Sequence[Tensor], *, workers: int, device: torch.device
 ) -> Iterator[Batch]:
     """Give the rows of a Dataset batch by batch, read ahead of need by worker processes; with 0 workers, here."""
-    collate = getattr(samples, "collate", default_collate)
-    if workers == 0:
-        for rows in batches:
-            x, y = as_pair(collate([samples[int(row)] for row in rows]))
-            yield on_device(x, device), y
-        return
     loader = DataLoader(
         _Rows(samples),
         batch_sampler=[rows.tolist() for rows in batches],
         num_workers=workers,
-        collate_fn=_Collated(collate),
+        collate_fn=_Collated(getattr(samples, "collate", default_collate)),
         pin_memory=device.type == "cuda",
         generator=generator_for("workers"),  # else the loader draws its seed from the global generator
     )
@@ -163,7 +143,7 @@ class _Rows(Dataset[Any]):
         try:
             return self._samples[row]
         except ValueError as error:
-            return ValueError(str(error))  # without its cause, which may not travel between processes
+            return error
 
 
 class _Collated:
