@@ -116,7 +116,6 @@ def test_m_sharpness_of_one_group_is_the_sharpness():
     objective = linear_model()
     one = sharpness(objective, objective.parameters, rho=0.1)
     assert m_sharpness(objective, objective.parameters, rho=0.1, m=99) == pytest.approx(one, rel=1e-12)
-    assert m_sharpness(objective, objective.parameters, rho=0.1, m=3, measure=ascent_sharpness) == pytest.approx(one)
 
 
 @pytest.mark.parametrize(

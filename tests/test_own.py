@@ -16,11 +16,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import esam
 from esam.runs.api import describe_optimizer
-from esam.train import Task, fit
+from esam.train import fit
 from esam.train.batches import SeededLoader
 from esam.train.loaded_run import LAST_NAME
 from esam.train.record import read_records
-from esam.train.task import data_facts
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(60, 4, generator=GENERATOR)
@@ -213,13 +212,6 @@ def test_fit_takes_a_loader_of_dicts_as_it_takes_one_of_pairs():
     assert ends[1] == [pytest.approx(line, rel=1e-4) for line in ends[0]]  # x - 1 + 1 is rounded
 
 
-def test_another_number_among_tensors_by_name_is_other_data(tmp_path):
-    one, other = ({"points": X[:40], "shift": torch.full((40, 4), value)} for value in (0.0, 1e-30))
-    prints = [data_facts(Task((inputs, Y[:40]), (inputs, Y[:40])))["fingerprint"] for inputs in (one, other)]
-    rows = [data_facts(Task(named(X + value, Y), named(*TEST)))["fingerprint"] for value in (0, 1)]
-    assert prints[0] != prints[1] and rows[0] != rows[1]
-
-
 def test_a_loaders_epochs_depend_on_seed_and_number_alone_and_leave_the_streams_outside_alone():
     loader = DataLoader(Augmented(), batch_size=5, shuffle=True)
 
@@ -354,20 +346,16 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"optimizer": torch.optim.RAdam, "lr": 0.1},
-            "lr is the optimizer's own: set it in the function that makes it",
-        ),
+        ({"optimizer": torch.optim.RAdam, "lr": 0.1}, "lr is the optimizer's own"),
         ({"train": DataLoader(TensorDataset(*TRAIN)), "batch_size": 4}, "batch_size is the DataLoader's own"),
-        ({"methods": ["esma"]}, "unknown method 'esma'. Did you mean 'esam'"),
-        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
-        ({"optimizer": lambda parameters: 3}, "optimizer must return a torch optimizer, got int"),
-        ({"build": lambda: 3}, "build_model must return a torch.nn.Module, got int"),
-        ({"build": net()}, "build_model must be a function that builds a model, got a model"),
-        ({"train": (X[:40], Y[:39])}, "train has 40 inputs and 39 targets"),
+        ({"methods": ["esma"]}, "Did you mean 'esam'"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw"),
+        ({"optimizer": lambda parameters: 3}, "must return a torch optimizer, got int"),
+        ({"build": lambda: 3}, "torch.nn.Module, got int"),
+        ({"build": net()}, "a function that builds a model"),
         ({"train": DataLoader(Stream())}, "a Dataset with a length, got Stream"),
-        ({"lr": float("nan")}, "lr must be a finite number of 0 or more, got nan"),
-        ({"settings": {"sam": {"rhoo": 1}}}, "sam has no setting 'rhoo' of its own. Did you mean 'rho'"),
+        ({"lr": float("nan")}, "lr must be"),
+        ({"settings": {"sam": {"rhoo": 1}}}, "Did you mean 'rho'"),
         ({"metric": lambda outputs, targets: outputs.mean()}, "the metric must give one number per sample"),
         ({"train": DataLoader(TensorDataset(X, Y, Y), batch_size=4)}, "must give pairs"),
     ],

@@ -6,7 +6,6 @@ as B+ drawn by lot. R is a set's mean rise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -73,14 +72,13 @@ def select(
     *,
     gamma: float = 0.5,
     rho: float = 0.05,
-    eps: Parameters | None = None,
     seed: int = 0,
 ) -> Selection:
-    """Take a batch apart as SDS does; ``eps`` is SAM's of radius ``rho`` unless given. ``seed`` draws B_rand."""
+    """Take a batch apart as SDS does, by SAM's eps of radius ``rho``. ``seed`` draws B_rand."""
     checked_share("gamma", gamma)
     loss, gradient = value_and_gradient(objective, parameters)
     repeats(objective, parameters, first=loss)
-    eps = sam_eps(gradient, rho) if eps is None else dict(eps)
+    eps = sam_eps(gradient, rho)
     with torch.no_grad():
         losses, perturbed = objective.losses(parameters), objective.losses(moved(parameters, eps))
     plus = keep_highest(perturbed - losses, gamma).cpu()
@@ -100,16 +98,3 @@ def gradient_cosines(objective: ModelObjective, parameters: Parameters, selectio
         which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], all_samples)
         for which in ("plus", "minus", "random")
     }
-
-
-def losses_along(
-    objective: ModelObjective, parameters: Parameters, selection: Selection, *, ts: Sequence[float]
-) -> dict[str, list[float]]:
-    """Return the mean losses of B, B+ and B- at theta + t * eps for each t: 0 is theta, 1 is theta + eps."""
-    curves: dict[str, list[float]] = {"all": [], "plus": [], "minus": []}
-    with torch.no_grad():
-        for t in ts:
-            losses = objective.losses(moved(parameters, selection.eps, float(t))).cpu().double()
-            for which, curve in curves.items():
-                curve.append(float(losses[selection.rows(which)].mean()))
-    return curves

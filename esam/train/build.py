@@ -19,7 +19,7 @@ from esam.optim.buffers import kept_buffers
 from .augment import find_augmentation
 from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
-from .datasets import load_data
+from .datasets import check_memory, load_data
 from .distributed import STRATEGIES, Ranks, Whole, blocks_of, local_rank, spread
 from .evaluation import PRECISIONS, Metric
 from .loop import SCHEDULES, Epochs
@@ -116,6 +116,9 @@ def configured_task(config: Config) -> Task:
         raise ValueError(
             f"augment is for pictures, and {config.data} is a function of your own: do it there, and leave it out"
         )
+    if config.size is not None:  # before anything is decoded; 8 bytes: float32, and as much again in the first layer
+        batch = f"a batch of {config.batch_size} pictures of {config.size}x{config.size}"
+        check_memory(8 * config.batch_size * config.size**2, batch, "size or batch_size")
     return load_data(
         config.data,
         label_column=config.label_column,

@@ -121,7 +121,6 @@ def _pictures(identity: str, listing: Callable[[], Listing], size: int | None, m
     if decoded is None:
         found = listing()
         decoder = decoder_for(found.train[0], size)
-        check_memory(8 * decoder.bytes_each, f"one picture of {decoder.width}x{decoder.height}", "size")
 
         def streamed(pictures: Pictures, labels: Tensor) -> StreamedPictures:
             return StreamedPictures(pictures, torch.arange(len(pictures)), labels.long(), decoder)
