@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 EXTRAS = {
     **dict.fromkeys(("rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
-    **dict.fromkeys(("datasets", "msgspec", "safetensors"), "train"),
+    **dict.fromkeys(("datasets", "safetensors"), "train"),
     **dict.fromkeys(("curvlinops", "scipy", "matplotlib"), "analysis"),
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     "tensorboard": "tensorboard",

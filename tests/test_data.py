@@ -103,23 +103,6 @@ def test_a_set_of_the_hub_is_decoded_once_for_each_of_its_versions(datasets, mon
     assert len(load_data("someone/set").train[1]) == 9
 
 
-def test_a_set_of_the_hub_that_was_downloaded_is_read_without_the_network(datasets, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    asked, here = [], True
-
-    def load_dataset(name):
-        asked.append(datasets.config.HF_HUB_OFFLINE)
-        if not here and datasets.config.HF_HUB_OFFLINE:
-            raise ConnectionError("not in the cache")
-        return datasets.DatasetDict(train=table(datasets, 8), test=table(datasets, 4))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(load_data("someone/downloaded").train[1]) == 8 and asked == [True]
-    here = False
-    assert len(load_data("someone/new").train[1]) == 8 and asked[1:] == [True, False]
-    assert datasets.config.HF_HUB_OFFLINE is False
-
-
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_give_one(datasets):
     assert did_you_mean("uoft-cs/cifar10", ["digits", "uoft-cs/cifar10"]) == ""  # whatever is wrong, not the name
     with pytest.raises(ValueError, match=r"Did you mean 'digits'\?.*train/<class>.*ESAM_DATA"):

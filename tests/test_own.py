@@ -169,23 +169,22 @@ def named(x, y):
     return [{"points": row - 1, "shift": torch.ones(4), "labels": label} for row, label in zip(x, y, strict=True)]
 
 
-@pytest.mark.parametrize("build", [ByName, Whole])
-def test_tensors_by_name_train_as_one_tensor_does(tmp_path, build):
-    inputs = [({"points": x - 1, "shift": torch.ones_like(x)}, y) for x, y in (TRAIN, TEST)]
+def test_tensors_by_name_train_as_one_tensor_does(tmp_path):
+    dicts = [({"points": x - 1, "shift": torch.ones_like(x)}, y) for x, y in (TRAIN, TEST)]
     kinds = {
-        "tensors": (TRAIN, TEST),
-        "dicts": inputs,
-        "rows": (named(*TRAIN), named(*TEST)),
+        "tensors": (net, TRAIN, TEST),
+        "dicts": (ByName, *dicts),
+        "rows": (ByName, named(*TRAIN), named(*TEST)),
+        "whole dicts": (Whole, *dicts),
     }
     found = {}
-    for kind, (train, test) in kinds.items():
-        made = {"build": build} if kind != "tensors" else {}
-        result = compared(tmp_path / kind, train=train, test=test, methods=["base", "esam"], **made)
+    for kind, (build, train, test) in kinds.items():
+        result = compared(tmp_path / kind, build=build, train=train, test=test, methods=["base", "esam"])
         found[kind] = [value for line in losses(result).values() for value in line]
         assert all(record.finished and record.end["sharpness"] is not None for record in result.records)
         assert len({record.data["fingerprint"] for record in result.records}) == 1
     assert found["dicts"] == pytest.approx(found["tensors"], rel=1e-4)  # x - 1 + 1 is rounded
-    assert found["rows"] == pytest.approx(found["dicts"], rel=1e-6)
+    assert found["rows"] == pytest.approx(found["dicts"], rel=1e-6) == found["whole dicts"]
 
 
 def test_a_loader_of_dicts_trains_and_what_a_dict_lacks_is_told(tmp_path):

@@ -223,6 +223,7 @@ def test_exported_weights_load_by_safetensors_alone_and_carry_classes_and_normal
     assert "must end in .safetensors or .onnx" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_exported_graph_gives_the_models_outputs_for_any_number_of_samples(photos, tmp_path):
     onnx = pytest.importorskip("onnx")

@@ -323,38 +323,22 @@ class Table:
     @cached_property
     def _splits(self) -> dict[str, Any]:
         require("datasets", purpose=f"reading {self._location}")
+        import datasets  # type: ignore[import-untyped]
+
         try:
-            return dict(_loaded(str(self._location), local=isinstance(self._location, Path)))
+            return dict(datasets.load_dataset(str(self._location)))
         except Exception as error:  # datasets raises a dozen kinds; its own words go into ours
             if isinstance(self._location, Path):
                 raise ValueError(f"cannot read the Parquet files in {self._location}: {error}") from error
             raise unknown_data(self._location, str(error)) from error
 
     def _listed(self, split: str, image: str, label: str) -> tuple[Pictures, Tensor]:
-        from datasets import Image  # type: ignore[import-untyped]
+        from datasets import Image
 
         table = self._splits[split]
         pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
         labels = [-1 if label is None else label for label in table[label][:]]
         return Pictures(pictures, f"{self._location}/{split}, column {image!r}"), torch.tensor(labels)
-
-
-def _loaded(name: str, *, local: bool) -> Any:
-    """Load a data set; one of the hub that has been downloaded is taken as it is, without a word to the network."""
-    import datasets
-
-    if not local and not datasets.config.HF_HUB_OFFLINE:
-        before = datasets.logging.get_verbosity()
-        datasets.config.HF_HUB_OFFLINE = True
-        datasets.logging.set_verbosity_error()  # it would warn that the hub was not asked
-        try:
-            return datasets.load_dataset(name)
-        except Exception:  # of a dozen kinds: it is not here yet
-            pass
-        finally:
-            datasets.config.HF_HUB_OFFLINE = False
-            datasets.logging.set_verbosity(before)
-    return datasets.load_dataset(name)
 
 
 def _labelled(listed: tuple[Pictures, Tensor]) -> bool:

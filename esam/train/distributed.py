@@ -161,11 +161,6 @@ class Ranks:
         dist.all_gather_object(told, value)
         return told
 
-    def share_tensors(self, tensors: list[torch.Tensor]) -> None:
-        """Give every rank the tensors of rank 0, in place."""
-        for tensor in tensors if self.several else ():
-            dist.broadcast(tensor, src=0)
-
 
 def started_ranks() -> int:
     """Return how many ranks torchrun has started; 1 without it."""
@@ -351,8 +346,10 @@ def load_whole_state(part: Any, state: Mapping[str, Any]) -> None:
 
 def share_buffers(model: nn.Module, ranks: Ranks) -> None:
     """Give every rank the buffers of rank 0: shards keep them apart, and running statistics come from their samples."""
-    if not isinstance(model, DistributedDataParallel):  # which shares them in every step
-        ranks.share_tensors([buffer for buffer in model.buffers() if not hasattr(buffer, "full_tensor")])
+    if ranks.several and not isinstance(model, DistributedDataParallel):  # which shares them in every step
+        for buffer in model.buffers():
+            if not hasattr(buffer, "full_tensor"):
+                dist.broadcast(buffer, src=0)
 
 
 def _joined(value: Any) -> Any:

@@ -18,7 +18,13 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
     require("safetensors", purpose="keeping tensors")
     from safetensors.torch import save
 
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    whole: dict[str, Tensor] = {}
+    storages: set[int] = set()
+    for name, tensor in tensors.items():
+        here = tensor.detach().cpu().contiguous()
+        storage = here.untyped_storage().data_ptr()
+        whole[name] = here.clone() if storage in storages else here  # safetensors refuses shared memory
+        storages.add(storage)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, save(whole, metadata={"esam": json.dumps(about)}))
 
