@@ -33,5 +33,5 @@ def missing(*packages: str, purpose: str) -> list[str]:
 
 def require(*packages: str, purpose: str) -> None:
     """Refuse, before any work, what could not be done for want of a package."""
-    if told := missing(*packages, purpose=purpose):
-        raise ImportError("; ".join(told))
+    if sentences := missing(*packages, purpose=purpose):
+        raise ImportError("; ".join(sentences))

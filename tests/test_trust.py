@@ -213,7 +213,7 @@ def test_fit_keeps_the_last_good_checkpoint_when_the_loss_is_lost(tmp_path):
         ({"weight_decay": math.nan}, "weight_decay"),
         ({"epochs": -1}, "epochs"),
         ({"evaluate_every": 0}, "evaluate_every"),
-        ({"threads": 100_000}, "threads must be at most 1024"),
+        ({"threads": 100_000}, "threads must be in 1..1024"),
         ({"label_noise": math.nan}, "label_noise"),
         ({"method": "sam", "settings": {"rho": math.nan}}, "rho must be"),
     ],

@@ -75,39 +75,39 @@ class Batches:
     def parts(self, number: int, share: Share) -> Iterator[Part]:
         """Give a rank's parts of the batches of epoch ``number``; nothing else is read, and draws are the same."""
         crops = ("augment", self._seed, number) if self._crops else None
-        for index, (own, x, y) in enumerate(self._read(self.order(number), share, crops)):
+        for index, (rows, x, y) in enumerate(self._read(self.order(number), share, crops)):
             if self._augment is None or self._crops:
                 x = self._transform(x)
             else:
-                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), own)
-            yield self._part(x, y, own)
+                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), rows)
+            yield self._part(x, y, rows)
 
     def parts_in_order(self, share: Share) -> Iterator[Part]:
         """Give a rank's parts of the batches in stored order."""
-        for own, x, y in self._read(torch.arange(sample_count(self._samples)), share):
-            yield self._part(self._transform(x), y, own)
+        for rows, x, y in self._read(torch.arange(sample_count(self._samples)), share):
+            yield self._part(self._transform(x), y, rows)
 
-    def _part(self, x: Any, y: Tensor, own: Rows) -> Part:
+    def _part(self, x: Any, y: Tensor, rows: Rows) -> Part:
         if isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=self._memory_format)
-        return Part(x, y, own.counted, own.whole)
+        return Part(x, y, rows.counted, rows.whole)
 
     def _read(
         self, order: Tensor, share: Share, crops: tuple[str | int, ...] | None = None
     ) -> Iterator[tuple[Rows, Any, Tensor]]:
         """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
         batches = torch.split(order, self.batch_size)
-        owns = [share.rows(len(batch)) for batch in batches]
-        shares = [batch[own.slice] for batch, own in zip(batches, owns, strict=True)]
+        places = [share.rows(len(batch)) for batch in batches]
+        wanted = [batch[rows.slice] for batch, rows in zip(batches, places, strict=True)]
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
-            moved = (rows.to(self._device) for rows in shares)
+            moved = (rows.to(self._device) for rows in wanted)
             read: Iterator[Batch] = ((rows_of(inputs, rows), targets[rows]) for rows in moved)
         else:
             cropped = self._samples.cropped(crops) if crops is not None else self._samples  # type: ignore[attr-defined]
-            read = read_rows(cropped, shares, workers=self._workers, device=self._device)
-        for own, (x, y) in zip(owns, read, strict=True):
-            yield own, x, y
+            read = read_rows(cropped, wanted, workers=self._workers, device=self._device)
+        for rows, (x, y) in zip(places, read, strict=True):
+            yield rows, x, y
 
 
 def read_rows(

@@ -124,37 +124,33 @@ class Config:
 
     def check(self) -> Config:
         """Return the configuration if every number in it is in its range; a method checks its own."""
-        if told := self.faults():
-            raise ValueError(told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} settings are wrong:", *told]))
+        if faults := self.faults():
+            raise ValueError(
+                faults[0] if len(faults) == 1 else "\n  ".join([f"{len(faults)} settings are wrong:", *faults])
+            )
         return self
 
     def faults(self) -> list[str]:
         """Return a sentence for each number that is out of its range."""
-        told = []
-        for name, (low, words) in _RANGES.items():
+        faults = []
+        for name, (low, end, words) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (low <= value < math.inf):
-                told.append(f"{name} must be {words}, got {value}")
+            if value is not None and not (low <= value < end):
+                faults.append(f"{name} must be {words}, got {value}")
         if self.warmup and self.warmup >= self.epochs:
-            told.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
+            faults.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
         if self.budget == 0:
-            told.append("budget must be more than 0 seconds, got 0")
+            faults.append("budget must be more than 0 seconds, got 0")
         if self.optimizer == "adamw" and self.momentum != Config.momentum:
-            told.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
-        if 1 <= self.momentum < math.inf:
-            told.append(f"momentum must be in [0, 1), got {self.momentum}")
+            faults.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
         if self.compile and self.checkpointing:
-            told.append(
+            faults.append(
                 "compile and checkpointing do not go together: a compiled graph cannot tell when a block "
                 "runs for the second time; leave one of them out"
             )
-        if self.seed > MOST_SEED:
-            told.append(f"seed must be at most {MOST_SEED}, got {self.seed}")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            told.append(f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice")
         if not 0 <= self.label_noise <= 1:
-            told.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
-        return told
+            faults.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
+        return faults
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
@@ -189,25 +185,24 @@ def suited(config: Config, samples: int, *, epochs: bool = True, batch_size: boo
 LEAST_STEPS, MOST_EPOCHS = 1_000, 200
 LEAST_BATCH, LEAST_BATCHES = 16, 16
 """What ``suited`` aims at: so many steps, by at most so many epochs; batches of so many, and so many an epoch."""
-MOST_SEED = 2**63 - 1
 MOST_THREADS = 1024
 """More than any machine has cores for one process; torch ends the process when it cannot start them."""
-_RANGES: dict[str, tuple[float, str]] = {
-    "epochs": (0, "0 or more"),
-    "batch_size": (1, "1 or more"),
-    "evaluate_every": (1, "1 epoch or more"),
-    "lr": (0, "a finite number of 0 or more"),
-    "momentum": (0, "in [0, 1)"),
-    "weight_decay": (0, "a finite number of 0 or more"),
-    "warmup": (0, "a finite number of epochs, 0 or more"),
-    "budget": (0, "a finite number of seconds above 0"),
-    "train_size": (1, "1 or more"),
-    "size": (1, "1 or more pixels"),
-    "threads": (1, "1 or more"),
-    "workers": (0, "0 or more"),
-    "seed": (0, "0 or more"),
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "epochs": (0, math.inf, "0 or more"),
+    "batch_size": (1, math.inf, "1 or more"),
+    "evaluate_every": (1, math.inf, "1 epoch or more"),
+    "lr": (0, math.inf, "a finite number of 0 or more"),
+    "momentum": (0, 1, "in [0, 1)"),
+    "weight_decay": (0, math.inf, "a finite number of 0 or more"),
+    "warmup": (0, math.inf, "a finite number of epochs, 0 or more"),
+    "budget": (0, math.inf, "a finite number of seconds above 0"),
+    "train_size": (1, math.inf, "1 or more"),
+    "size": (1, math.inf, "1 or more pixels"),
+    "threads": (1, MOST_THREADS + 1, f"in 1..{MOST_THREADS}, or left out for torch's choice"),
+    "workers": (0, math.inf, "0 or more"),
+    "seed": (0, 2**63, "0 or more, and less than 2^63"),
 }
-"""The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
+"""The least value of a setting, what it must be below, and that in words."""
 _APART = (
     "method",
     "settings",

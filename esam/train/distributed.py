@@ -136,9 +136,9 @@ class Ranks:
         """Return what rank 0 has."""
         if not self.several:
             return value
-        told: list[Any] = [value]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]  # type: ignore[no-any-return]
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]  # type: ignore[no-any-return]
 
     def state_from_first(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return rank 0's state of tensors and plain values; nothing in it can run code."""
@@ -157,9 +157,9 @@ class Ranks:
         """Return what each rank has, rank by rank."""
         if not self.several:
             return [value]
-        told: list[Any] = [None] * self.count
-        dist.all_gather_object(told, value)
-        return told
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
 
 def started_ranks() -> int:

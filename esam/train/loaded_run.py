@@ -49,17 +49,16 @@ About = dict[str, Any]
 """What stands beside weights in their file: of which run, model and data they are, and from which epoch."""
 
 
-def about(record: RunRecord, line: Mapping[str, Any]) -> About:
+def describe_weights(record: RunRecord, line: Mapping[str, Any]) -> About:
     """Return what weights carry with them."""
     facts, config = record.data or {}, Config.from_json(record.config)
-    told = {name: facts.get(name) for name in ("classes", "shape", "mean", "std", "dtype")}
     return {
         "format": FORMAT,
         "run": {"name": record.name, "method": record.method, "seed": record.seed, "id": record.run.get("id")},
         "model": config.model,
         "data": config.data,
         "resized": config.size is not None,
-        **told,
+        **{name: facts.get(name) for name in ("classes", "shape", "mean", "std", "dtype")},
         **{name: line.get(name) for name in ("epoch", "test_accuracy", "test_loss")},
     }
 
@@ -84,8 +83,8 @@ class LoadedRun:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names in the order of the outputs; None where the targets were no classes, or had no names."""
-        told = self.about.get("classes")
-        return None if told is None else tuple(told)
+        classes = self.about.get("classes")
+        return None if classes is None else tuple(classes)
 
     def read(self, files: Sequence[str | Path]) -> Tensor:
         """Return pictures as the model takes them: decoded, resized and normalised as they were for training."""
@@ -122,12 +121,12 @@ def load_run(
     built by ``build_model``, the function that it was trained with: its name in a record is not imported.
     """
     folder = Path(path)
-    tensors, told, record = run_weights(folder, weights)
+    tensors, about, record = run_weights(folder, weights)
     config = Config.from_json(record.config)
     if build_model is not None:
         model = build_model()
     elif config.model in MODELS or config.model.startswith("timm/"):
-        model = _named_model(config.model, told)
+        model = _named_model(config.model, about)
     else:
         raise ValueError(
             f"the model of {folder} is {config.model}, a function of your own, and a record's word is no reason to run "
@@ -142,11 +141,11 @@ def load_run(
             f"({told_by_torch})"
         ) from error
     placed: nn.Module = model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, placed.eval(), told)
+    return LoadedRun(record, placed.eval(), about)
 
 
 def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, RunRecord]:
-    """Return the weights of a run by name, what is told of them, and the run's record."""
+    """Return the weights of a run by name, what is said about them, and the run's record."""
     if weights not in WHICH:
         raise ValueError(f"weights must be one of {', '.join(WHICH)}, got {weights!r}")
     if not (folder / RECORD_NAME).is_file():
@@ -154,22 +153,23 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
     record = read_record(folder / RECORD_NAME)
     kept = folder / WHICH[weights]
     if kept.exists():
-        tensors, told = read_tensors(kept)
-        return tensors, {**about(record, {}), **told}, record
+        tensors, about = read_tensors(kept)
+        return tensors, {**describe_weights(record, {}), **about}, record
     state = Checkpoint(folder).load() if weights == "last" else None
     if state is None:
         raise ValueError(
             f"{folder} holds no {weights} weights; train the run again with this version, or ask for others"
         )
     run_state(state, folder)
-    return state["model"], about(record, {"epoch": state["progress"]["epoch"]}), record
+    about = describe_weights(record, {"epoch": state["progress"]["epoch"]})
+    return state.get("evaluated", state["model"]), about, record
 
 
-def _named_model(name: str, told: dict[str, Any]) -> nn.Module:
-    channels, height, _ = told["shape"]
-    if told.get("classes") is None:
+def _named_model(name: str, about: dict[str, Any]) -> nn.Module:
+    channels, height, _ = about["shape"]
+    if about.get("classes") is None:
         raise ValueError(f"the record does not tell how many classes {name} was built for; give build_model=")
-    return build_model(name, classes=len(told["classes"]), channels=channels, size=height)
+    return build_model(name, classes=len(about["classes"]), channels=channels, size=height)
 
 
 RHO = 0.05

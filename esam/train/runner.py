@@ -20,8 +20,8 @@ from .checkpoint import Checkpoint, Progress, run_state
 from .config import Config, find_method
 from .distributed import Ranks
 from .evaluation import class_accuracy, evaluate
-from .loaded_run import BEST_NAME, LAST_NAME, about, write_weights
-from .loop import OnBatch, evaluation_weights, fit, schedule_of
+from .loaded_run import BEST_NAME, LAST_NAME, describe_weights, write_weights
+from .loop import OnBatch, fit, schedule_of
 from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
 from .task import Facts, changed_data
 
@@ -77,7 +77,7 @@ def run(
             if log is not None:
                 log.epoch(metrics)
             if keep_weights:
-                with evaluation_weights(made.optimizer):
+                with made.optimizer.evaluation_weights():
                     model = made.whole()
                     if log is not None:
                         log.keep_best(metrics, model)
@@ -105,7 +105,7 @@ def run(
             on_batch=on_batch if ranks.first else None,
             ranks=ranks,
         )
-        with evaluation_weights(made.optimizer):
+        with made.optimizer.evaluation_weights():
             trained = evaluate(made.model, made.ordered, made.task.loss, precision=config.precision, ranks=ranks)
             progress.diverged |= not math.isfinite(trained["test_loss"])
             classes: list[float | None] | None = None
@@ -143,8 +143,10 @@ def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
         return None
     differing = _differing(record, config)
     if differing and not _only_longer(config, differing):
-        told = ", ".join(f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differing.items())
-        raise ValueError(f"{path.parent} holds another run: {told}; choose another folder")
+        differences = ", ".join(
+            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differing.items()
+        )
+        raise ValueError(f"{path.parent} holds another run: {differences}; choose another folder")
     if differing and record.diverged:
         raise ValueError(
             f"{path.parent} holds a run that diverged in epoch {record.last_epoch}; more epochs cannot help it: lower "
@@ -215,7 +217,7 @@ class RunLogger:
         """Keep the weights if no epoch was better."""
         if _score(metrics) > self._best:
             self._best = _score(metrics)
-            write_weights(self._record.path.with_name(BEST_NAME), model, about(self._record, metrics))
+            write_weights(self._record.path.with_name(BEST_NAME), model, describe_weights(self._record, metrics))
 
     def end(
         self,
@@ -228,15 +230,15 @@ class RunLogger:
         measures: Mapping[str, Measure],
     ) -> None:
         """Write the last weights and the last line, with what is measured of the model."""
-        told = results(progress, self._last, trained, device)
+        figures = results(progress, self._last, trained, device)
         if progress.diverged:
-            self._writer.end(status="diverged", error=divergence(self._config, progress), **told)
+            self._writer.end(status="diverged", error=divergence(self._config, progress), **figures)
             return
         if self._keep_weights:
-            write_weights(self._record.path.with_name(LAST_NAME), model, about(self._record, self._last))
+            write_weights(self._record.path.with_name(LAST_NAME), model, describe_weights(self._record, self._last))
         here = next(model.parameters()).device  # of a sharded model, a copy on the CPU
         taken = {name: measure(model, data, here) for name, measure in measures.items()}
-        self._writer.end(**told, **taken, class_accuracy=class_accuracy)
+        self._writer.end(**figures, **taken, class_accuracy=class_accuracy)
 
 
 def _score(line: Mapping[str, Any]) -> float:

@@ -262,8 +262,8 @@ def changed_data(then: Facts | None, now: Facts) -> str | None:
     if then is None or then["fingerprint"] == now["fingerprint"]:
         other = then is not None and then.get("model") != now.get("model")
         return "the model has other tensors than it had" if other else None
-    told = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
-    return f"then {told[0]}, now {told[1]}"
+    both = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
+    return f"then {both[0]}, now {both[1]}"
 
 
 def _add_tensors(digest: Any, *tensors: Tensor) -> None:
