@@ -50,20 +50,12 @@ def spoilt(value):
     return bad
 
 
-def not_a_number():
-    return Task((spoilt(float("nan")), Y), TEST)
-
-
 def infinite_row():
     return Task(Pairs(spoilt(float("inf"))), TEST)
 
 
 def untested():
     return Task(TRAIN, (X[Y < 2], Y[Y < 2]))
-
-
-def unnamed():
-    return Task(TRAIN, TEST, classes=("none", "one"))
 
 
 def tensors():

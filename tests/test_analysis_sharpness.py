@@ -44,13 +44,6 @@ def test_projected_ascent_on_a_quadratic_finds_the_maximum_on_the_ball(rho):
     assert one < exact * (1 - 1e-6)
 
 
-def test_one_step_of_ascent_is_the_papers_sharpness():
-    matrix, slope = problem()
-    theta = {"w": torch.ones(6, dtype=torch.float64)}
-    one = ascent_sharpness(quadratic(matrix, slope), theta, rho=0.2, steps=1)
-    assert one == sharpness(quadratic(matrix, slope), theta, rho=0.2)
-
-
 def test_steps_that_overshoot_are_halved_until_the_loss_rises():
     # L = sin(w): from 0 the top lies at pi / 2; the first step goes to 3, the next would go back to 0
     objective, zero = lambda p: torch.sin(p["w"]), {"w": torch.zeros((), dtype=torch.float64)}

@@ -1,6 +1,5 @@
 """Does a run that was interrupted, cut short or damaged end exactly as one that was left alone?"""
 
-import errno
 import os
 import pickle
 import resource
@@ -260,22 +259,6 @@ def test_the_last_state_and_the_one_before_it_are_kept_and_nothing_else(tmp_path
     checkpoint.save({"number": 4})
     assert torch.load(checkpoint.previous, weights_only=True) == {"number": 3}
     assert sorted(p.name for p in checkpoint.folder.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
-
-
-def test_a_full_disk_is_explained_and_keeps_what_was_there(tmp_path, monkeypatch):
-    checkpoint = Checkpoint(tmp_path)
-    for number in (1, 2):
-        checkpoint.save({"number": number})
-    before = contents(tmp_path)
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="the disk is full") as error:
-        checkpoint.save({"number": 3})
-    assert error.value.errno == errno.ENOSPC
-    assert contents(tmp_path) == before
 
 
 def test_a_write_that_the_system_cuts_short_keeps_what_was_there(tmp_path):

@@ -322,22 +322,6 @@ def test_a_model_that_is_looked_at_more_often_trains_the_same(every):
     assert same(model.state_dict(), twin.state_dict())
 
 
-def test_an_epoch_is_asked_for_by_its_number_from_one():
-    asked = []
-
-    class Numbered:
-        def epoch(self, number):
-            asked.append(number)
-            return iter(batches())
-
-        def __len__(self):
-            return 5
-
-    model = built(mlp)
-    fit(model, sgd(model), Numbered(), epochs=3)
-    assert asked == [1, 2, 3]
-
-
 # What is refused -----------------------------------------------------------------------------------------------------
 
 

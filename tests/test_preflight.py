@@ -21,12 +21,9 @@ from esam.train.config import suited
 @pytest.mark.parametrize(
     ("data", "model", "message"),
     [
-        ("not_a_number", "net", r"\(nan\) in sample 7, column 3"),
         ("infinite_row", "net", r"\(inf\) in sample 7, column 3"),
-        ("classes", "line", "1 outputs.* give it 3 outputs"),
         ("classes", "unseeded", "other weights .* after the same seed"),
         ("classes", "TwoAnswers", "the model returns a tuple"),
-        ("unnamed", "net", "a name for each class"),
     ],
 )
 def test_what_does_not_go_together_is_named_before_anything_runs(tmp_path, data, model, message):
@@ -54,9 +51,8 @@ def test_from_python_the_same_is_refused(tmp_path):
 def test_results_never_go_into_the_data(tmp_path, monkeypatch, capsys):
     photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
     monkeypatch.chdir(photos)
-    for command in ("train", "compare"):
-        assert main([command, "--data", ".", "--model", "mlp", "--epochs", "1"]) == 1
-        assert "inside the data folder" in capsys.readouterr().err
+    assert main(["compare", "--data", ".", "--model", "mlp", "--epochs", "1"]) == 1
+    assert "inside the data folder" in capsys.readouterr().err
     (photos / "runs").mkdir()
     (photos / "runs" / "record.jsonl").touch()
     assert main(["train", "--data", ".", "--model", "mlp", "--epochs", "1", "--out", str(tmp_path / "out")]) == 1

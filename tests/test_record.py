@@ -95,13 +95,6 @@ def test_a_file_that_is_no_record_is_refused_at_line_one(path, content):
         read_record(path)
 
 
-def test_a_record_of_a_newer_version_says_how_to_upgrade(path):
-    RecordWriter.create(path, RUN)
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ValueError, match=r"line 1: written by a newer version .* pip install -U torch-esam"):
-        read_record(path)
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [

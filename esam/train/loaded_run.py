@@ -162,7 +162,7 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
         )
     run_state(state, folder)
     about = describe_weights(record, {"epoch": state["progress"]["epoch"]})
-    return state.get("evaluated", state["model"]), about, record
+    return state["evaluated" if "evaluated" in state else "model"], about, record
 
 
 def _named_model(name: str, about: dict[str, Any]) -> nn.Module:
