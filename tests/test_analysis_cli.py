@@ -5,12 +5,10 @@ import json
 import pytest
 import torch
 
-from esam import train
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.cli import main
 from esam.report.landscapes import read_analyses
-from esam.train import Config
-from esam.train.loaded_run import figures, random_landscape, trained_run, training_sharpness
+from esam.train.loaded_run import figures, random_landscape, trained_run
 
 SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
 
@@ -125,11 +123,3 @@ def test_a_folder_without_weights_says_so(run, esam, tmp_path):
     (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
     code, _, told = esam("analyze", tmp_path)
     assert code == 1 and "holds no last weights" in told
-
-
-def test_what_is_analysed_are_the_weights_that_were_evaluated(tmp_path, own_cache):
-    config = Config(data="digits", model="mlp", method="base-ema", train_size=100, batch_size=50, epochs=2, threads=1)
-    record = train.run(config, tmp_path, keep_weights=True, measures={"sharpness": training_sharpness})
-    found = figures(trained_run(tmp_path), steps=1, eigenvalues=0)
-    assert found["loss"] == pytest.approx(record.end["train_loss"], rel=1e-4)  # of the average
-    assert found["sharpness"]["value"] == pytest.approx(record.end["sharpness"], rel=1e-4)

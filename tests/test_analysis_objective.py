@@ -14,6 +14,7 @@ from esam.analysis import (
     gradient_cosines,
     hessian_trace,
     linearity,
+    losses_along,
     m_sharpness,
     plane,
     random_plane,
@@ -98,7 +99,9 @@ def every_analysis(model, data):
     hessian_trace(objective, theta, vectors=2)
     spectral_density(objective, theta, lanczos=5, draws=1)
     linearity(objective, theta, sam_eps(value_and_gradient(objective, theta)[1], 0.1))
-    gradient_cosines(objective, theta, select(objective, theta))
+    chosen = select(objective, theta)
+    gradient_cosines(objective, theta, chosen)
+    losses_along(objective, theta, chosen, ts=[0, 1])
 
 
 def test_every_analysis_leaves_parameters_buffers_modes_gradients_and_random_stream_bit_for_bit():

@@ -53,6 +53,8 @@ def test_the_best_and_the_last_weights_give_the_accuracies_of_the_record(tmp_pat
         loaded = esam.load_run(tmp_path, weights=which)
         assert evaluate(loaded.model, parts.test)["test_accuracy"] == expected == loaded.about["test_accuracy"]
     assert loaded.about["epoch"] == 1 + accuracies.index(max(accuracies))
+    analysed = trained_run(tmp_path)
+    assert float(analysed.objective(analysed.objective.parameters)) == pytest.approx(record.end["train_loss"], rel=1e-4)
 
 
 def test_a_run_interrupted_and_resumed_keeps_the_same_best_weights(tmp_path):

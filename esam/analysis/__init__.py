@@ -3,12 +3,12 @@
 The Hessian needs curvlinops and the pictures of ``esam.analysis.plot`` need matplotlib: the extra ``analysis``.
 """
 
-from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps
+from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
 from .hessian import hessian_trace, spectral_density, top_eigenvalues
 from .landscape import Landscape, even_axis, landscape, line, plane
 from .objective import ModelObjective, Objective
 from .rounding import rounded, rounded_accuracy
-from .selection import gradient_cosines, select
+from .selection import gradient_cosines, losses_along, select
 from .sharpness import adaptive_sharpness, ascent_sharpness, linearity, m_sharpness, sharpness
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "landscape",
     "line",
     "linearity",
+    "losses_along",
     "m_sharpness",
     "plane",
     "random_plane",
@@ -35,5 +36,6 @@ __all__ = [
     "select",
     "sharpness",
     "spectral_density",
+    "swp_eps",
     "top_eigenvalues",
 ]

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from esam.optim import Gradients
+from esam.optim.checks import checked_share
+from esam.optim.mask import independent
 from esam.optim.perturb import along
 
 from .objective import ModelObjective, Parameters, norm_of, value_and_gradient
@@ -63,6 +65,17 @@ def sam_eps(gradient: Parameters, rho: float) -> Direction:
     """Return SAM's eps: ``rho g / ||g||``."""
     g = Gradients(range(len(gradient)), list(gradient.values()))
     return dict(zip(gradient, along(g, dict.fromkeys(g.index, rho), g.norm()).tensors, strict=True))
+
+
+def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.Generator) -> Direction:
+    """Return SWP's eps: each tensor of SAM's with probability beta, then divided by beta; at least one."""
+    checked_share("beta", beta)
+    names = list(gradient)
+    picks = range(len(names)) if beta == 1 else independent(len(names), beta, generator).picks
+    g = Gradients(range(len(names)), list(gradient.values()))
+    # divided by the norm of the whole gradient, so that the mean over draws is SAM's eps
+    eps = dict(along(g.only(set(picks)), dict.fromkeys(picks, rho / beta), g.norm()))
+    return {name: eps.get(i, torch.zeros_like(gradient[name])) for i, name in enumerate(names)}
 
 
 def inner(a: Parameters, b: Parameters) -> float:
