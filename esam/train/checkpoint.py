@@ -149,7 +149,7 @@ class Resumable:
         reads = checkpoint is not None and self.ranks.first
         state = self.ranks.state_from_first(checkpoint.load(self.device) if checkpoint and reads else None)
         if state is None or checkpoint is None:
-            self._draw_apart(0)
+            self._reseed_rank(0)
             return Progress()
         if reads:
             checkpoint.set_damaged_aside()
@@ -161,7 +161,7 @@ class Resumable:
                 )
         run_state(state, checkpoint.folder)
         try:
-            return self._taken_back(state)
+            return self._restore(state)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
@@ -169,7 +169,7 @@ class Resumable:
                 "delete it to start the run again"
             ) from error
 
-    def _taken_back(self, state: State) -> Progress:
+    def _restore(self, state: State) -> Progress:
         progress = Progress(**state["progress"])
         for name, part in self.parts.items():
             load_whole_state(part, state[name])
@@ -177,7 +177,7 @@ class Resumable:
         if self.ranks.rank < len(of_ranks):
             self._set_random(of_ranks[self.ranks.rank])
         else:
-            self._draw_apart(progress.epoch)
+            self._reseed_rank(progress.epoch)
         return progress
 
     def _set_random(self, random: dict[str, Any]) -> None:
@@ -187,7 +187,7 @@ class Resumable:
         for generator, value in zip(self.generators, random.get("loader", []), strict=False):
             generator.set_state(value.cpu())
 
-    def _draw_apart(self, epoch: int) -> None:
+    def _reseed_rank(self, epoch: int) -> None:
         """Give a rank but the first a random stream of its own: dropout must not drop the same on each."""
         if self.ranks.rank:
             torch.manual_seed(generator_for("rank", torch.initial_seed(), epoch, self.ranks.rank).initial_seed())

@@ -88,8 +88,8 @@ class Config:
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
-        apart = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
-        return {**dataclasses.asdict(self), **apart}
+        nested = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
+        return {**dataclasses.asdict(self), **nested}
 
     def identity(self) -> dict[str, Any]:
         """Return what the run is known by: two configurations with the same identity are the same run.
@@ -99,8 +99,9 @@ class Config:
         """
         row = find_method(self.method)
         fresh = Config().as_json()
-        own = {name: value for name, value in self.as_json().items() if value != fresh[name] and name not in _APART}
-        return {**own, "method": self.method, "settings": row.effective(self.settings)}
+        mine = {name: value for name, value in self.as_json().items() if name not in _NOT_COMPARED}
+        changed = {name: value for name, value in mine.items() if value != fresh[name]}
+        return {**changed, "method": self.method, "settings": row.effective(self.settings)}
 
     def id(self) -> str:
         """Return the twelve hexadecimal digits that stand for the identity."""
@@ -111,7 +112,7 @@ class Config:
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""
         mine, theirs = self.as_json(), other.as_json()
-        names = [name for name in mine if name == "method" or name not in _APART]
+        names = [name for name in mine if name == "method" or name not in _NOT_COMPARED]
         found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
         if "method" in found:  # and the settings of two methods are not compared; a record's method is not imported
             return found
@@ -203,7 +204,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "seed": (0, 2**63, "0 or more, and less than 2^63"),
 }
 """The least value of a setting, what it must be below, and that in words."""
-_APART = (
+_NOT_COMPARED = (
     "method",
     "settings",
     "notes",
@@ -223,13 +224,13 @@ def find_method(name: str) -> Method:
     from esam.optim import METHODS
 
     if is_factory(name):
-        return _own_method(name)
+        return _user_method(name)
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
     return METHODS[name]
 
 
-def _own_method(name: str) -> Method:
+def _user_method(name: str) -> Method:
     from esam.optim import Method, SharpnessAware
 
     from .task import find_factory

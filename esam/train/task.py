@@ -133,7 +133,7 @@ def find_factory(name: str) -> Callable[..., Any]:
             "PYTHONPATH, or install the package"
         ) from error
     except Exception as error:  # whatever a user's own module raises, such as a SyntaxError
-        raise _own_failure(f"importing {module_name}", error) from error
+        raise _user_code_error(f"importing {module_name}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
@@ -162,10 +162,10 @@ def called(name: str, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:  # of any kind
-        raise _own_failure(name, error) from error
+        raise _user_code_error(name, error) from error
 
 
-def _own_failure(what: str, error: Exception) -> ValueError:
+def _user_code_error(what: str, error: Exception) -> ValueError:
     if isinstance(error, SyntaxError):
         return ValueError(f"{what} failed at line {error.lineno} of {error.filename}: {error.msg}; mend it there")
     places = traceback.extract_tb(error.__traceback__)
