@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 EXTRAS = {
     **dict.fromkeys(("rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
-    **dict.fromkeys(("datasets", "msgspec", "safetensors"), "train"),
+    **dict.fromkeys(("datasets", "safetensors"), "train"),
     **dict.fromkeys(("curvlinops", "scipy", "matplotlib"), "analysis"),
     **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     "tensorboard": "tensorboard",
@@ -33,5 +33,5 @@ def missing(*packages: str, purpose: str) -> list[str]:
 
 def require(*packages: str, purpose: str) -> None:
     """Refuse, before any work, what could not be done for want of a package."""
-    if told := missing(*packages, purpose=purpose):
-        raise ImportError("; ".join(told))
+    if sentences := missing(*packages, purpose=purpose):
+        raise ImportError("; ".join(sentences))

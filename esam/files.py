@@ -52,8 +52,8 @@ def with_disk_full_hint(error: OSError, path: Path) -> OSError:
 
 def check_writable(path: Path, option: str = "--out") -> None:
     """Refuse, before the work, a file that could not be written after it."""
-    for told in _write_obstacles(path, path, option):
-        raise ValueError(told)
+    for obstacle in _write_obstacles(path, path, option):
+        raise ValueError(obstacle)
 
 
 def check_new(path: Path, *, force: bool, inputs: Iterable[Path] = (), option: str = "--out") -> None:
@@ -77,8 +77,8 @@ def unwritable_folder(folder: Path, option: str = "--out") -> Iterator[str]:
 
 def check_folder(folder: Path, option: str = "--out") -> None:
     """Refuse, before the work, a folder that could not be written into after it."""
-    for told in unwritable_folder(folder, option):
-        raise ValueError(told)
+    for obstacle in unwritable_folder(folder, option):
+        raise ValueError(obstacle)
 
 
 def _write_obstacles(shown: Path, path: Path, option: str) -> Iterator[str]:

@@ -68,6 +68,17 @@ def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
     return Problem(model, torch.randn(batch, 6, dtype=dtype), torch.randint(0, 3, (batch,)))
 
 
+def same(one, other):
+    """Whether two states hold the same keys, types and bits."""
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
 @pytest.fixture
 def make_problem():
     return problem

@@ -108,13 +108,6 @@ def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam
     assert {path.name for path in pictures.iterdir()} == {*kinds, "line.json", "analysis.json"}
 
 
-def test_a_checkpoint_file_is_as_good_as_its_folder(run, esam):
-    words = [*SMALL, "--eigenvalues", 0]
-    assert esam("analyze", run / "checkpoint.pt", *words) == esam("analyze", run, *words)
-    code, told, _ = esam("analyze", run / "checkpoint.previous.pt", *words)
-    assert code == 0 and "epoch 1," in told
-
-
 def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
     trained = trained_run(run, images=20, batch_size=8)
     assert [len(y) for _, y in trained.objective.batches] == [8, 8, 4]
@@ -126,9 +119,7 @@ def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
     assert torch.equal(one.losses, other.losses) and len(calls) == 3
 
 
-def test_a_folder_whose_checkpoint_is_missing_says_so(run, esam, tmp_path):
+def test_a_folder_without_weights_says_so(run, esam, tmp_path):
     (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
     code, _, told = esam("analyze", tmp_path)
-    assert code == 1 and "holds no checkpoint; train the run first" in told
-    code, _, told = esam("analyze", tmp_path / "checkpoint.pt")
-    assert code == 1 and "does not exist" in told
+    assert code == 1 and "holds no last weights" in told

@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esam.analysis import ModelObjective, gradient_cosines, linearity, losses_along, sam_eps, select
-from esam.analysis.objective import value_and_gradient
+from esam.analysis import ModelObjective, gradient_cosines, linearity, losses_along, select
 
 # Linearity -----------------------------------------------------------------------------------------------------------
 
@@ -111,13 +110,6 @@ def test_losses_along_eps_begin_at_theta_and_pass_theta_plus_eps():
         assert curve[:2] == pytest.approx([one.loss, one.perturbed_loss], rel=1e-12)
     beyond = {n: p + 2 * found.eps[n] for n, p in theta.items()}
     assert curves["all"][2] == pytest.approx(objective(beyond).item(), rel=1e-12)
-
-
-def test_a_given_eps_is_used_as_it_is():
-    _, _, _, objective = problem()
-    theta = objective.parameters
-    downhill = {n: -e for n, e in sam_eps(value_and_gradient(objective, theta)[1], 0.1).items()}
-    assert select(objective, theta, eps=downhill).sample_set("all").rise < 0
 
 
 @pytest.mark.parametrize("gamma", [0, 1.5, 1, 0.99])

@@ -151,20 +151,14 @@ def test_padding_is_black_and_a_cut_out_square_is_the_mean():
     assert zeroed.min() >= 8 * 8
 
 
-def test_shift_never_mirrors_and_moves_an_8x8_digit_by_one_pixel_at_most():
-    digit = pictures(1, 1, 8, 8)
-    padded = F.pad(digit, (1, 1, 1, 1))[0, 0]
-    moved = augment.shift(digit.expand(200, 1, 8, 8), unchanged, generator())
-    possible = {tuple(padded[y : y + 8, x : x + 8].reshape(-1).tolist()) for y in range(3) for x in range(3)}
-    assert {tuple(picture.reshape(-1).int().tolist()) for picture in moved} == possible
-
-
-def test_basic_gives_every_crop_and_its_mirror_image():
+@pytest.mark.parametrize("name", ["shift", "basic"])
+def test_every_crop_is_drawn_and_with_basic_its_mirror_image(name):
     picture = pictures(1, 1, 8, 8)
-    seen = augment.basic(picture.expand(2_000, 1, 8, 8), unchanged, generator())
-    padded = F.pad(torch.cat([picture, picture.flip(3)]), (1, 1, 1, 1))[:, 0]
+    seen = AUGMENTATIONS[name](picture.expand(2_000, 1, 8, 8), unchanged, generator())
+    possible = picture if name == "shift" else torch.cat([picture, picture.flip(3)])
+    padded = F.pad(possible, (1, 1, 1, 1))[:, 0]  # an eighth of the side
     crops = {tuple(p[y : y + 8, x : x + 8].reshape(-1).tolist()) for p in padded for y in range(3) for x in range(3)}
-    assert len(crops) == 18
+    assert len(crops) == 9 * len(possible)
     assert {tuple(one.reshape(-1).int().tolist()) for one in seen} == crops
 
 
@@ -186,7 +180,5 @@ def test_an_augmentation_follows_its_generator_and_nothing_else(name, shape):
 
 
 def test_an_unknown_augmentation_is_answered_with_the_nearest_name():
-    with pytest.raises(
-        ValueError, match=r"one of none, shift, basic, cutout, inception, got 'cut_out'. Did you mean 'cutout'"
-    ):
+    with pytest.raises(ValueError, match="Did you mean 'cutout'"):
         find_augmentation("cut_out")

@@ -1,6 +1,5 @@
 """Does a run that was interrupted, cut short or damaged end exactly as one that was left alone?"""
 
-import errno
 import os
 import pickle
 import resource
@@ -8,8 +7,8 @@ import signal
 
 import pytest
 import torch
-from conftest import mlp, normalised
-from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR
+from conftest import mlp, normalised, same
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from esam import METHODS
@@ -43,7 +42,6 @@ class Run:
         schedulers = {
             "cosine": lambda: cosine,
             "torch": lambda: CosineAnnealingLR(self.optimizer, EPOCHS),
-            "milestones": lambda: MultiStepLR(self.optimizer, [1, 2], gamma=0.5),
             "one cycle": lambda: OneCycleLR(self.optimizer, 0.2, total_steps=EPOCHS + 1),
         }
         self.schedule = schedulers[schedule]()
@@ -99,16 +97,6 @@ class Run:
         return {**state, "progress": progress}
 
 
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
 def assert_resumes(folder, interruptions, **settings):
     """Interrupt a run in these ways one after the other, let it end, and compare with one that was left alone."""
     alone = Run(folder / "alone", **settings).go()
@@ -132,21 +120,18 @@ def assert_resumes(folder, interruptions, **settings):
 STOPS = [{"fail_in": 1}, {"fail_in": 2}, {"stop_after": 1}, {"stop_after": 2}, {"fail_in": 3}, {"stop_after": 3}]
 
 
-@pytest.mark.parametrize("method", ["sgd", "sam", "asam", "esam", "esam-swp", "esam-sds", "looksam"])
+@pytest.mark.parametrize("method", ["sgd", "esam", "looksam"])  # the contract has what every method remembers
 def test_a_run_interrupted_again_and_again_ends_bit_for_bit_as_if_left_alone(tmp_path, method):
     assert_resumes(tmp_path, STOPS, method=method)
 
 
-@pytest.mark.parametrize(
-    ("method", "schedule"), [("sgd", "torch"), ("esam", "torch"), ("esam", "milestones"), ("esam", "one cycle")]
-)
+@pytest.mark.parametrize(("method", "schedule"), [("sgd", "torch"), ("esam", "one cycle")])
 def test_a_torch_scheduler_goes_on_where_it_was(tmp_path, method, schedule):
     assert_resumes(tmp_path, [{"stop_after": 2}, {"fail_in": 4}], method=method, schedule=schedule)
 
 
-@pytest.mark.parametrize("method", ["sgd", "esam"])
-def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path, method):
-    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 3}], method=method, precision="fp16")
+def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path):
+    assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 3}], method="esam", precision="fp16")
 
 
 @pytest.mark.parametrize("order", ["loader's own", "sampler's own"])
@@ -154,27 +139,23 @@ def test_a_generator_of_the_loaders_own_goes_on_where_it_was(tmp_path, order):
     assert_resumes(tmp_path, [{"stop_after": 2}], order=order)
 
 
-@pytest.mark.parametrize("method", ["sgd", "esam", "looksam"])
-def test_the_checkpoint_alone_decides_how_a_run_goes_on(tmp_path, method):
-    alone = Run(tmp_path / "alone", method, order="loader's own").go()
-    Run(tmp_path / "run", method, order="loader's own").stop(2)
-    other = Run(tmp_path / "run", method, order="loader's own", seed=99).go()  # other weights, order, masks and rates
+def test_the_checkpoint_alone_decides_how_a_run_goes_on(tmp_path):
+    alone = Run(tmp_path / "alone", "looksam", order="loader's own").go()
+    Run(tmp_path / "run", "looksam", order="loader's own").stop(2)
+    other = Run(
+        tmp_path / "run", "looksam", order="loader's own", seed=99
+    ).go()  # other weights, order, masks and rates
     assert same(other.model.state_dict(), alone.model.state_dict())
     assert same(other.end(), alone.end())
 
 
-def test_more_epochs_continue_a_run_that_had_ended(tmp_path):
+def test_a_run_that_had_ended_trains_no_more_unless_it_is_given_more_epochs(tmp_path):
     Run(tmp_path / "run", schedule="torch").go(epochs=2)
+    assert Run(tmp_path / "run", schedule="torch").go(epochs=2).metrics == []
     longer = Run(tmp_path / "run", schedule="torch").go()
     alone = Run(tmp_path / "alone", schedule="torch").go()
     assert [m["epoch"] for m in longer.metrics] == [3]
     assert same(longer.end(), alone.end())
-
-
-def test_a_run_that_had_ended_trains_no_more(tmp_path):
-    ended = Run(tmp_path, "esam").go()
-    again = Run(tmp_path, "esam").go()
-    assert again.metrics == [] and same(again.model.state_dict(), ended.model.state_dict())
 
 
 # Damaged -------------------------------------------------------------------------------------------------------------
@@ -192,10 +173,8 @@ def flip(data):
 DAMAGES = {
     "emptied": lambda data: b"",
     "cut in half": lambda data: data[: len(data) // 2],
-    "short of one byte": lambda data: data[:-1],
     "zeros at the end": lambda data: data[: len(data) // 2] + bytes(len(data) - len(data) // 2),
     "one bit flipped": flip,
-    "something else": lambda data: b"not a checkpoint",
 }
 
 
@@ -206,7 +185,7 @@ def test_a_damaged_checkpoint_is_reported_and_left_there_and_the_one_before_it_r
         checkpoint.save({"weights": torch.full((1000,), number)})
     checkpoint.path.write_bytes(DAMAGES[damage](checkpoint.path.read_bytes()))
     before = contents(tmp_path)
-    with pytest.warns(UserWarning, match=r"checkpoint.pt cannot be read .*; going back to the checkpoint before it"):
+    with pytest.warns(UserWarning, match=r"checkpoint.pt cannot be read .* the checkpoint before it"):
         assert same(checkpoint.load(), {"weights": torch.full((1000,), 1)})
     assert contents(tmp_path) == before
 
@@ -244,7 +223,7 @@ def test_two_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
     before = contents(tmp_path)
     with (
         pytest.warns(UserWarning, match="cannot be read"),
-        pytest.raises(ValueError, match="no checkpoint in .* can be read; delete the folder to start the run again"),
+        pytest.raises(ValueError, match="delete the folder to start the run again"),
     ):
         Run(tmp_path).go()
     assert contents(tmp_path) == before  # and stays an error: nothing starts anew behind the user's back
@@ -270,34 +249,16 @@ def test_a_checkpoint_with_code_in_it_is_refused_and_the_code_does_not_run(tmp_p
 # Writing -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_without_a_checkpoint_holds_no_state(tmp_path):
-    assert Checkpoint(tmp_path / "nowhere").load() is None
-    assert not (tmp_path / "nowhere").exists()
-
-
 def test_the_last_state_and_the_one_before_it_are_kept_and_nothing_else(tmp_path):
     checkpoint = Checkpoint(tmp_path / "new" / "folder")
+    assert checkpoint.load() is None and not checkpoint.folder.exists()
     for number in range(4):
         checkpoint.save({"number": number})
-    assert checkpoint.load() == {"number": 3}
-    assert torch.load(checkpoint.previous, weights_only=True) == {"number": 2}
+        (checkpoint.folder / ".checkpoint.pt.1234abcd.tmp").write_bytes(b"half")  # what a kill while writing leaves
+        assert checkpoint.load() == {"number": number}
+    checkpoint.save({"number": 4})
+    assert torch.load(checkpoint.previous, weights_only=True) == {"number": 3}
     assert sorted(p.name for p in checkpoint.folder.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
-
-
-def test_a_full_disk_is_explained_and_keeps_what_was_there(tmp_path, monkeypatch):
-    checkpoint = Checkpoint(tmp_path)
-    for number in (1, 2):
-        checkpoint.save({"number": number})
-    before = contents(tmp_path)
-
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="the disk is full; the old file is kept. Free some space and resume") as error:
-        checkpoint.save({"number": 3})
-    assert error.value.errno == errno.ENOSPC
-    assert contents(tmp_path) == before
 
 
 def test_a_write_that_the_system_cuts_short_keeps_what_was_there(tmp_path):
@@ -337,21 +298,12 @@ def test_a_kill_between_the_renames_loses_one_epoch_at_most(tmp_path, monkeypatc
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
-def test_a_half_written_state_is_never_read_and_the_next_save_removes_it(tmp_path):
-    checkpoint = Checkpoint(tmp_path)
-    checkpoint.save({"number": 1})
-    (tmp_path / ".checkpoint.pt.1234abcd.tmp").write_bytes(b"half")  # what a kill while writing leaves behind
-    assert checkpoint.load() == {"number": 1}
-    checkpoint.save({"number": 2})
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
-
-
 # Another run's checkpoint --------------------------------------------------------------------------------------------
 
 
 def test_a_checkpoint_without_a_part_that_is_needed_is_refused_with_its_name(tmp_path):
     Run(tmp_path, schedule="cosine").go(epochs=1)
-    with pytest.raises(ValueError, match="saved by a run without a schedule; resume with what that run had"):
+    with pytest.raises(ValueError, match="without a schedule"):
         Run(tmp_path, schedule="torch").go()
 
 

@@ -46,9 +46,6 @@ def test_digits_come_scaled_to_bytes_and_a_fifth_is_held_out():
     shares = data.test[1].bincount() / (data.test[1].bincount() + data.train[1].bincount())
     assert (shares - 0.2).abs().max() < 0.01
     assert torch.equal(data.test[0], load_data("digits", seed=5).test[0])
-
-
-def test_size_resizes_every_picture():
     assert load_data("digits", size=16).shape == (1, 16, 16)
 
 
@@ -67,7 +64,7 @@ def test_an_unknown_column_is_answered_with_the_right_ones(datasets, tmp_path):
     folder = parquet(tmp_path / "set", train=table(datasets, 4), test=table(datasets, 4))
     with pytest.raises(ValueError, match=r"one of 'fine', 'coarse', got 'course'. Did you mean 'coarse'\?"):
         load_data(folder, label_column="course")
-    with pytest.raises(ValueError, match="image_column must be one of 'photo', got 'fine'"):
+    with pytest.raises(ValueError, match="image_column must be one of 'photo'"):
         load_data(folder, image_column="fine")
 
 
@@ -100,46 +97,25 @@ def test_a_set_of_the_hub_is_decoded_once_for_each_of_its_versions(datasets, mon
     monkeypatch.setattr(datasets, "load_dataset", lambda name: versions[0])
     first = load_data("someone/set")
     with monkeypatch.context() as patch:
-        patch.setattr(Table, "catalogue", lambda self: pytest.fail("decoded again"))
+        patch.setattr(Table, "listing", lambda self: pytest.fail("decoded again"))
         assert torch.equal(load_data("someone/set").train[0], first.train[0])
     monkeypatch.setattr(datasets, "load_dataset", lambda name: versions[1])
     assert len(load_data("someone/set").train[1]) == 9
 
 
-def test_a_set_of_the_hub_that_was_downloaded_is_read_without_the_network(datasets, monkeypatch):
-    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
-    asked, here = [], True
-
-    def load_dataset(name):
-        asked.append(datasets.config.HF_HUB_OFFLINE)
-        if not here and datasets.config.HF_HUB_OFFLINE:
-            raise ConnectionError("not in the cache")
-        return datasets.DatasetDict(train=table(datasets, 8), test=table(datasets, 4))
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert len(load_data("someone/downloaded").train[1]) == 8 and asked == [True]
-    here = False
-    assert len(load_data("someone/new").train[1]) == 8 and asked[1:] == [True, False]
-    assert datasets.config.HF_HUB_OFFLINE is False
-
-
-def test_a_name_that_is_right_is_not_answered_by_itself():
-    assert did_you_mean("uoft-cs/cifar10", ["digits", "uoft-cs/cifar10"]) == ""
-
-
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_give_one(datasets):
+    assert did_you_mean("uoft-cs/cifar10", ["digits", "uoft-cs/cifar10"]) == ""  # whatever is wrong, not the name
     with pytest.raises(ValueError, match=r"Did you mean 'digits'\?.*train/<class>.*ESAM_DATA"):
         load_data("digit")
     with pytest.raises(ValueError, match="Did you mean 'uoft-cs/cifar10'"):
         load_data("cifar10")
     with pytest.raises(ValueError, match=r"no such folder"):
         load_data("./nowhere/at/all")
-    with pytest.raises(ValueError, match=r"cannot load the data set 'uoft-cs/cifar11'.*Did you mean 'uoft-cs/cifar10"):
+    with pytest.raises(ValueError, match=r"Did you mean 'uoft-cs/cifar10"):
         load_data("uoft-cs/cifar11")
 
 
-@pytest.mark.parametrize("test_name", ["test", "val"])
-def test_class_folders_give_classes_in_alphabetical_order_and_the_files_of_each_sorted(tmp_path, test_name):
+def test_class_folders_give_classes_in_alphabetical_order_and_the_files_of_each_sorted(tmp_path):
     in_order = [
         "Zebra/0.png",
         "cat/0.png",
@@ -157,7 +133,7 @@ def test_class_folders_give_classes_in_alphabetical_order_and_the_files_of_each_
         picture(number).save(file)
     for stray in (".hidden.png", "notes.txt", "0.png.bak"):
         (file.parent / stray).write_text("no picture")
-    class_folders(tmp_path / "set" / test_name, {"cat-2": 1, "cat": 2})
+    class_folders(tmp_path / "set" / "val", {"cat-2": 1, "cat": 2})
     data = load_data(tmp_path / "set")
     assert data.classes == ("Zebra", "cat", "cat-2", "train station")
     assert reds(data.train[0]) == list(range(9))
@@ -182,22 +158,6 @@ def test_a_flat_folder_of_classes_is_divided_the_same_way_every_time(tmp_path, m
     assert data.test[1].bincount().tolist() == [2, 4]
     monkeypatch.setenv("ESAM_CACHE", str(tmp_path / "other"))
     assert torch.equal(load_data(tmp_path / "set", seed=3).test[0], data.test[0])
-
-
-def test_a_class_that_only_the_test_folder_has_is_refused(tmp_path):
-    class_folders(tmp_path / "train", {"cat": 2})
-    class_folders(tmp_path / "test", {"cat": 1, "wolf": 1})
-    with pytest.raises(ValueError, match="lacks: wolf"):
-        load_data(tmp_path)
-
-
-def test_a_folder_without_pictures_is_refused_with_the_layout(tmp_path):
-    (tmp_path / "set" / "cat").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"no class folders of pictures; the layout is train/<class>"):
-        load_data(tmp_path / "set")
-    class_folders(tmp_path / "set", {"dog": 2})
-    with pytest.raises(ValueError, match=r"no pictures \(.*\) in .*cat; fill or remove that folder"):
-        load_data(tmp_path / "set")
 
 
 def test_noise_and_subset_touch_training_only_and_the_mask_tells_the_truth():
@@ -227,21 +187,14 @@ def test_a_wrong_option_is_refused(options, message):
 
 
 @pytest.mark.skipif(LOCAL_COPIES is None, reason="ESAM_DATA names no folder with cifar10 and cifar100")
-def test_cifar_10_has_the_mean_and_deviation_that_everybody_quotes(datasets, monkeypatch):
+def test_cifar_has_the_mean_deviation_and_classes_that_everybody_quotes(datasets, monkeypatch):
     monkeypatch.setenv("ESAM_DATA", LOCAL_COPIES)
-    data = load_data("uoft-cs/cifar10", train_size=5_000)
-    assert data.train[1].bincount().tolist() == [500] * 10
+    data = load_data("uoft-cs/cifar10")
     assert data.test[1].bincount().tolist() == [1_000] * 10
     assert data.classes[:3] == ("airplane", "automobile", "bird")
-    everything = load_data("uoft-cs/cifar10")
-    assert everything.transform.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)
-    assert everything.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=1e-4)
-
-
-@pytest.mark.skipif(LOCAL_COPIES is None, reason="ESAM_DATA names no folder with cifar10 and cifar100")
-def test_cifar_100_has_100_classes_unless_the_coarse_ones_are_asked_for(datasets):
-    folder = Path(LOCAL_COPIES) / "cifar100"
+    assert data.transform.mean == pytest.approx((0.4914, 0.4822, 0.4465), abs=1e-4)
+    assert data.transform.std == pytest.approx((0.2470, 0.2435, 0.2616), abs=1e-4)
     for column, count in ((None, 100), ("coarse_label", 20)):
-        offer = Table(folder, image_column=None, label_column=column).catalogue()
-        assert len(offer.classes) == count
-        assert offer.train.labels.bincount().tolist() == [50_000 // count] * count
+        found = Table(Path(LOCAL_COPIES) / "cifar100", image_column=None, label_column=column).listing()
+        assert len(found.classes) == count
+        assert found.train[1].bincount().tolist() == [50_000 // count] * count

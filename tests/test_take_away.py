@@ -3,8 +3,9 @@
 import csv
 import dataclasses
 import json
-import textwrap
 
+import my_parts
+import numpy as np
 import pytest
 import torch
 from picture_makers import class_folders, picture
@@ -12,11 +13,14 @@ from torch import nn
 
 import esam
 from esam.cli import main
-from esam.train import Checkpoint, Config, Task, loaded_run, run
+from esam.train import Checkpoint, Config, run
 from esam.train.build import build_parts
 from esam.train.evaluation import evaluate
-from esam.train.loaded_run import BEST_NAME, LAST_NAME, read_weights
+from esam.train.loaded_run import BEST_NAME, LAST_NAME, trained_run, write_weights
+from esam.train.predict import predictions
 from esam.train.record import RECORD_NAME
+from esam.train.task import data_facts
+from esam.train.tensor_files import read_tensors
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=3, threads=1)
 
@@ -49,6 +53,8 @@ def test_the_best_and_the_last_weights_give_the_accuracies_of_the_record(tmp_pat
         loaded = esam.load_run(tmp_path, weights=which)
         assert evaluate(loaded.model, parts.test)["test_accuracy"] == expected == loaded.about["test_accuracy"]
     assert loaded.about["epoch"] == 1 + accuracies.index(max(accuracies))
+    analysed = trained_run(tmp_path)
+    assert float(analysed.objective(analysed.objective.parameters)) == pytest.approx(record.end["train_loss"], rel=1e-4)
 
 
 def test_a_run_interrupted_and_resumed_keeps_the_same_best_weights(tmp_path):
@@ -65,16 +71,18 @@ def test_a_run_interrupted_and_resumed_keeps_the_same_best_weights(tmp_path):
         run(config, tmp_path / "cut", keep_weights=True, watch=stop)
     run(config, tmp_path / "cut", keep_weights=True)
     for name in (BEST_NAME, LAST_NAME):
-        (one, told), (other, also) = (read_weights(tmp_path / which / name) for which in ("whole", "cut"))
+        (one, told), (other, also) = (read_tensors(tmp_path / which / name) for which in ("whole", "cut"))
         assert told == also and all(torch.equal(one[key], other[key]) for key in one)
 
 
 def test_a_run_loads_from_its_checkpoint_where_no_weights_were_kept(tmp_path):
-    run(TINY, tmp_path)
+    record = run(dataclasses.replace(TINY, method="base-ema"), tmp_path)
     loaded = esam.load_run(tmp_path)
-    state = Checkpoint(tmp_path).load()["model"]
-    assert all(torch.equal(value, state[name]) for name, value in loaded.model.state_dict().items())
     assert loaded.about["epoch"] == 3 and not loaded.model.training
+    of_average = evaluate(loaded.model, build_parts(TINY).ordered)["test_loss"]
+    assert of_average == pytest.approx(record.end["train_loss"], rel=1e-6)
+    loaded.model.load_state_dict(Checkpoint(tmp_path).load()["model"])
+    assert evaluate(loaded.model, build_parts(TINY).ordered)["test_loss"] < 0.99 * of_average  # it lags behind
     with pytest.raises(ValueError, match="holds no best weights"):
         esam.load_run(tmp_path, weights="best")
 
@@ -82,10 +90,8 @@ def test_a_run_loads_from_its_checkpoint_where_no_weights_were_kept(tmp_path):
 def test_tied_weights_are_kept_under_each_of_their_names(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
-    from esam.train.loaded_run import write_weights
-
     write_weights(tmp_path / "tied.safetensors", model, {"epoch": 1})
-    tensors, told = read_weights(tmp_path / "tied.safetensors")
+    tensors, told = read_tensors(tmp_path / "tied.safetensors")
     assert torch.equal(tensors["0.weight"], tensors["1.weight"]) and told == {"epoch": 1}
 
 
@@ -117,8 +123,6 @@ def test_a_function_that_a_record_names_is_not_run_unless_it_is_given(tmp_path, 
     with pytest.raises(ValueError, match="os:abort, a function of your own, .* no reason to run it"):
         esam.load_run(tmp_path)
     with pytest.raises(ValueError, match="os:abort, a function of your own"):
-        from esam.train.loaded_run import trained_run
-
         trained_run(tmp_path)
 
 
@@ -171,113 +175,36 @@ def test_a_picture_that_cannot_be_read_costs_no_other_its_prediction(photos, tmp
     assert "2 of 3 have no prediction, the first: cannot read" in err
 
 
-MODULE = """
-import torch
-from torch import nn
-from esam.train import Task
-
-x = torch.arange(40.0).view(20, 2) / 20 - 1
-words = {"good": 1, "bad": 2, "film": 3, "book": 4}
-
-def table():
-    return Task((x, (x[:, 0] > 0).long()), (x, (x[:, 0] > 0).long()), classes=("low", "high"))
-
-def numbers():
-    return Task((x, x.sum(1, keepdim=True)), (x, x.sum(1, keepdim=True)), loss=lambda o, t: (o - t).square().mean(1))
-
-def tokens(line):
-    return [words.get(word, 0) for word in line.split()]
-
-def read(path):
-    return torch.tensor([tokens(line) for line in path.read_text().splitlines()])
-
-def text():
-    lines = torch.tensor([tokens(line) for line in ("good film", "bad film", "good book", "bad book")])
-    labels = torch.tensor([1, 0, 1, 0])
-    return Task((lines, labels), (lines, labels), classes=("no", "yes"))
-
-def net(task):
-    return nn.Linear(2, len(task.classes))
-
-def line():
-    return nn.Linear(2, 1)
-
-class Bag(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(5, 8), nn.Linear(8, 2)
-
-    def forward(self, tokens):
-        return self.head(self.embedding(tokens).mean(1))
-
-def bag():
-    return Bag()
-"""
+def own_run(folder, data, model, **more):
+    config = Config(data=f"my_parts:{data}", model=f"my_parts:{model}", method="base", batch_size=4, threads=1, **more)
+    run(config, folder, keep_weights=True)
+    return esam.load_run(folder, build_model=getattr(my_parts, model))
 
 
-@pytest.fixture
-def mine(tmp_path, monkeypatch):
-    (tmp_path / "my_parts.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
-
-
-def train(data, model, *words):
-    named = ["--data", f"my_parts:{data}", "--model", f"my_parts:{model}"]
-    assert main(["train", *named, "--batch-size", "4", "--epochs", "20", "--threads", "1", "--out", "run", *words]) == 0
-
-
-def test_a_table_of_my_own_is_trained_on_and_predicted_from_a_csv_file(mine, capsys):
-    train("table", "net", "--method", "sam")
-    (mine / "new.csv").write_text("width,height\n0.9,1\n-0.9,1\n")
-    capsys.readouterr()
-    names = ["--model", "my_parts:net", "--data", "my_parts:table"]
-    assert main(["predict", "run", "new.csv", *names]) == 0
-    assert [line.rsplit(",", 1)[0] for line in capsys.readouterr().out.splitlines()] == [
-        "file,row,class",
-        "new.csv,0,high",
-        "new.csv,1,low",
-    ]
-
-
-def test_numbers_of_my_own_are_predicted_as_numbers(mine, capsys):
-    import numpy as np
-
-    train("numbers", "line", "--method", "base", "--lr", "0.05")
-    np.save("new.npy", [[0.5, 0.25]])
-    capsys.readouterr()
-    assert main(["predict", "run", "new.npy", "--model", "my_parts:line"]) == 0
-    head, row = capsys.readouterr().out.splitlines()
-    assert head == "file,row,0" and float(row.split(",")[2]) == pytest.approx(0.75, abs=0.2)
-
-
-def test_text_of_my_own_is_predicted_by_my_own_reader(mine, capsys):
-    train("text", "bag", "--method", "sam", "--lr", "0.5")
-    (mine / "new.txt").write_text("good film\nbad book\n")
-    capsys.readouterr()
-    assert main(["predict", "run", "new.txt", "--model", "my_parts:bag", "--read", "my_parts:read"]) == 0
-    assert [line.split(",")[2] for line in capsys.readouterr().out.splitlines()[1:]] == ["yes", "no"]
-    assert main(["predict", "run", "new.txt", "--model", "my_parts:bag"]) == 1
-    assert "is no table of numbers (.csv, .npy); say how it is read: --read" in capsys.readouterr().err
+def test_numbers_of_my_own_are_predicted_as_numbers_and_another_kind_of_file_wants_a_reader(tmp_path):
+    loaded = own_run(tmp_path / "run", "numbers", "line", lr=0.05, epochs=20)
+    np.save(tmp_path / "new.npy", [[0.5, 0.25, 0, 0]])
+    (tmp_path / "new.txt").write_text("0.5 0.25 0 0")
+    number, refused = predictions(loaded, [tmp_path / "new.npy", tmp_path / "new.txt"])
+    assert number.row == 0 and number.values == {"0": pytest.approx(0.5, abs=0.2)} and number.label is None
+    assert "--read" in refused.error
+    (read,) = predictions(loaded, [tmp_path / "new.txt"], read=lambda path: torch.tensor([[0.5, 0.25, 0, 0]]))
+    assert read.values == number.values
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("1,2,3\n", "has 3 numbers a row; the model takes 2"),
-        ("1,2\n3,x\n", "new.csv, line 2: could not convert string to float: 'x'"),
+        ("1,2,3\n", "has 3 numbers a row; the model takes 4"),
+        ("1,2,3,4\n3,2,1,x\n", "new.csv, line 2: "),
         ("1,2\n3\n", "rows of one length"),
         ("", "a row at least"),
     ],
 )
-def test_a_table_that_does_not_fit_is_refused_by_its_line(mine, capsys, text, message):
-    config = Config(data="my_parts:table", model="my_parts:net", method="base", epochs=0, threads=1)
-    record = run(config, "run", keep_weights=True)
-    assert record.finished
-    (mine / "new.csv").write_text(text)
-    assert main(["predict", "run", "new.csv", "--model", "my_parts:net", "--data", "my_parts:table"]) == 1
-    assert message in capsys.readouterr().err
+def test_a_table_that_does_not_fit_is_refused_by_its_line(tmp_path, text, message):
+    (tmp_path / "new.csv").write_text(text)
+    (found,) = predictions(own_run(tmp_path / "run", "classes", "net", epochs=0), [tmp_path / "new.csv"])
+    assert message in found.error
 
 
 # Exported ------------------------------------------------------------------------------------------------------------
@@ -300,6 +227,7 @@ def test_exported_weights_load_by_safetensors_alone_and_carry_classes_and_normal
     assert "must end in .safetensors or .onnx" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_exported_graph_gives_the_models_outputs_for_any_number_of_samples(photos, tmp_path):
     onnx = pytest.importorskip("onnx")
@@ -318,11 +246,6 @@ def test_an_exported_graph_gives_the_models_outputs_for_any_number_of_samples(ph
     assert json.loads((tmp_path / "model.onnx.json").read_text())["classes"] == ["dark", "light"]
 
 
-def test_a_task_tells_its_shape_and_type(mine):
-    import my_parts
-
-    from esam.train.task import data_facts
-
-    facts = data_facts(my_parts.text())
-    assert (facts["shape"], facts["dtype"], facts["classes"]) == ([2], "torch.int64", ["no", "yes"])
-    assert isinstance(my_parts.text(), Task) and loaded_run.WHICH.keys() == {"last", "best"}
+def test_a_task_tells_its_shape_and_type():
+    facts = data_facts(my_parts.classes())
+    assert (facts["shape"], facts["dtype"], facts["classes"]) == ([4], "torch.float32", ["none", "one", "both"])

@@ -60,6 +60,7 @@ def chunks(path):
             whole = b""
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of the library's own parts
 def test_wandb_has_the_figures_of_the_record_offline_in_the_runs_folder(tmp_path):
     pytest.importorskip("wandb")
@@ -85,6 +86,7 @@ def test_wandb_has_the_figures_of_the_record_offline_in_the_runs_folder(tmp_path
     assert found() == recorded(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_mlflow_has_the_figures_of_the_record_in_the_runs_folder_and_a_resumed_run_goes_on(tmp_path):
     pytest.importorskip("mlflow")

@@ -73,14 +73,13 @@ def select(
     *,
     gamma: float = 0.5,
     rho: float = 0.05,
-    eps: Parameters | None = None,
     seed: int = 0,
 ) -> Selection:
-    """Take a batch apart as SDS does; ``eps`` is SAM's of radius ``rho`` unless given. ``seed`` draws B_rand."""
+    """Take a batch apart as SDS does, by SAM's eps of radius ``rho``. ``seed`` draws B_rand."""
     checked_share("gamma", gamma)
     loss, gradient = value_and_gradient(objective, parameters)
     repeats(objective, parameters, first=loss)
-    eps = sam_eps(gradient, rho) if eps is None else dict(eps)
+    eps = sam_eps(gradient, rho)
     with torch.no_grad():
         losses, perturbed = objective.losses(parameters), objective.losses(moved(parameters, eps))
     plus = keep_highest(perturbed - losses, gamma).cpu()

@@ -47,20 +47,18 @@ def adaptive_sharpness(
     return _highest_rise(objective, parameters, lambda w: w.abs() + eta, rho=rho, steps=steps)
 
 
-def m_sharpness(
-    objective: ModelObjective, parameters: Parameters, *, rho: float, m: int, measure: Callable[..., float] = sharpness
-) -> float:
+def m_sharpness(objective: ModelObjective, parameters: Parameters, *, rho: float, m: int) -> float:
     """Return the mean over groups of m consecutive samples of each group's own sharpness.
 
     A group's eps is worked out on that group alone, as SAM does on each device; a last group of fewer samples counts
-    for fewer. ``measure`` is any function of this module.
+    for fewer.
     """
     if not isinstance(objective, ModelObjective):
         raise ValueError(
             f"m-sharpness takes the samples apart, so give a ModelObjective, got a {type(objective).__name__}"
         )
     groups = objective.groups(m)
-    return sum(measure(group, parameters, rho=rho) * group.count for group in groups) / objective.count
+    return sum(sharpness(group, parameters, rho=rho) * group.count for group in groups) / objective.count
 
 
 def linearity(objective: Objective, parameters: Parameters, eps: Parameters) -> float:

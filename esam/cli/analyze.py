@@ -19,7 +19,7 @@ class AnalyzeOptions:
     """How sharp the minimum of a trained run is. The run is only read."""
 
     run: Annotated[Path, POSITIONAL]
-    """Folder of a run of `esam train`, or one of its checkpoint files."""
+    """Folder of a run of `esam train` or `esam compare`."""
     images: int = 1_000
     """Training images that the loss is taken over, evenly spaced."""
     rho: float = 0.05

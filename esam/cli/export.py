@@ -37,7 +37,8 @@ def export(arguments: list[str]) -> None:
 
     check_new(options.out, force=options.force, option="OUT")
     if ending == ".safetensors":
-        from esam.train.loaded_run import run_weights, write_tensors
+        from esam.train.loaded_run import run_weights
+        from esam.train.tensor_files import write_tensors
 
         tensors, about, _ = run_weights(options.run, options.weights)
         write_tensors(options.out, tensors, about)

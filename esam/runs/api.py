@@ -20,7 +20,7 @@ from esam.analysis import ModelObjective, sharpness
 from esam.report import answer_text, summarise, write_report
 from esam.report.results import tried_sheet
 from esam.report.sheets import as_text
-from esam.train.batches import Batches, InOrder, SeededLoader
+from esam.train.batches import Batches, SeededLoader
 from esam.train.build import EVALUATION_BATCH, Parts, build_parts, check_choices
 from esam.train.config import Config, suited
 from esam.train.distributed import Ranks
@@ -345,7 +345,7 @@ class UserProblem:
             seeded = SeededLoader(given, seed=config.seed)
             return seeded, seeded
         shuffled = Batches(given, config.batch_size, seed=config.seed, device=device, workers=config.workers)
-        return shuffled, InOrder(Batches(given, EVALUATION_BATCH, device=device, workers=config.workers))
+        return shuffled, Batches(given, EVALUATION_BATCH, device=device, workers=config.workers)
 
 
 def describe_optimizer(base: Optimizer) -> str:

@@ -42,13 +42,13 @@ def shift(images: Tensor, normalise: Normaliser, generator: torch.Generator, amo
     """Pad with black, crop at random; for pictures whose mirror image means something else, such as digits."""
     pad = pad_of(images)
     top, left = draw_shifts(_count(images, among), pad, generator)
-    return normalise(shifted(images, _own(top, among), _own(left, among), pad))
+    return normalise(shifted(images, _rows_of(top, among), _rows_of(left, among), pad))
 
 
 def basic(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Mirror every other image at random, then pad with black and crop at random."""
     flips = draw_flips(_count(images, among), generator)
-    return shift(flipped(images, _own(flips, among)), normalise, generator, among)
+    return shift(flipped(images, _rows_of(flips, among)), normalise, generator, among)
 
 
 def cutout(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
@@ -56,7 +56,7 @@ def cutout(images: Tensor, normalise: Normaliser, generator: torch.Generator, am
     height, width = images.shape[2:]
     varied = basic(images, normalise, generator, among)
     centre_y, centre_x = draw_centres(_count(images, among), height, width, generator)
-    return erased(varied, _own(centre_y, among), _own(centre_x, among), min(height, width) // 2)
+    return erased(varied, _rows_of(centre_y, among), _rows_of(centre_x, among), min(height, width) // 2)
 
 
 def inception(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
@@ -64,7 +64,7 @@ def inception(images: Tensor, normalise: Normaliser, generator: torch.Generator,
     height, width = images.shape[2:]
     boxes = draw_boxes(_count(images, among), height, width, generator)
     flips = draw_flips(_count(images, among), generator)
-    return normalise(resized_crops(images, _own(boxes, among), _own(flips, among)))
+    return normalise(resized_crops(images, _rows_of(boxes, among), _rows_of(flips, among)))
 
 
 def inception_crop(generator: torch.Generator) -> Callable[[int, int], tuple[tuple[float, float, float, float], bool]]:
@@ -195,7 +195,7 @@ def _count(images: Tensor, among: Rows | None) -> int:
     return len(images) if among is None else among.whole
 
 
-def _own(draws: Tensor, among: Rows | None) -> Tensor:
+def _rows_of(draws: Tensor, among: Rows | None) -> Tensor:
     """Give the draws of these images out of those of the whole batch."""
     return draws if among is None else draws[among.slice]
 

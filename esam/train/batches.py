@@ -68,77 +68,57 @@ class Batches:
         """Give the shuffled, augmented batches of epoch ``number``."""
         return (part[:2] for part in self.parts(number, Share()))
 
-    def in_order(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[Batch]:
         """Give every sample once, in stored order and not augmented: for evaluation."""
         return (part[:2] for part in self.parts_in_order(Share()))
 
     def parts(self, number: int, share: Share) -> Iterator[Part]:
         """Give a rank's parts of the batches of epoch ``number``; nothing else is read, and draws are the same."""
         crops = ("augment", self._seed, number) if self._crops else None
-        for index, (own, x, y) in enumerate(self._read(self.order(number), share, crops)):
+        for index, (rows, x, y) in enumerate(self._read(self.order(number), share, crops)):
             if self._augment is None or self._crops:
                 x = self._transform(x)
             else:
-                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), own)
-            yield self._part(x, y, own)
+                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), rows)
+            yield self._part(x, y, rows)
 
     def parts_in_order(self, share: Share) -> Iterator[Part]:
         """Give a rank's parts of the batches in stored order."""
-        for own, x, y in self._read(torch.arange(sample_count(self._samples)), share):
-            yield self._part(self._transform(x), y, own)
+        for rows, x, y in self._read(torch.arange(sample_count(self._samples)), share):
+            yield self._part(self._transform(x), y, rows)
 
-    def _part(self, x: Any, y: Tensor, own: Rows) -> Part:
+    def _part(self, x: Any, y: Tensor, rows: Rows) -> Part:
         if isinstance(x, Tensor) and x.dim() == 4:
             x = x.contiguous(memory_format=self._memory_format)
-        return Part(x, y, own.counted, own.whole)
+        return Part(x, y, rows.counted, rows.whole)
 
     def _read(
         self, order: Tensor, share: Share, crops: tuple[str | int, ...] | None = None
     ) -> Iterator[tuple[Rows, Any, Tensor]]:
         """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
         batches = torch.split(order, self.batch_size)
-        owns = [share.rows(len(batch)) for batch in batches]
-        shares = [batch[own.slice] for batch, own in zip(batches, owns, strict=True)]
+        places = [share.rows(len(batch)) for batch in batches]
+        wanted = [batch[rows.slice] for batch, rows in zip(batches, places, strict=True)]
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
-            moved = (rows.to(self._device) for rows in shares)
+            moved = (rows.to(self._device) for rows in wanted)
             read: Iterator[Batch] = ((rows_of(inputs, rows), targets[rows]) for rows in moved)
         else:
             cropped = self._samples.cropped(crops) if crops is not None else self._samples  # type: ignore[attr-defined]
-            read = read_rows(cropped, shares, workers=self._workers, device=self._device)
-        for own, (x, y) in zip(owns, read, strict=True):
-            yield own, x, y
-
-
-class InOrder:
-    """Batches once in order, as often as they are asked for."""
-
-    def __init__(self, batches: Batches) -> None:
-        self._batches = batches
-
-    def __iter__(self) -> Iterator[Batch]:
-        return self._batches.in_order()
-
-    def parts_in_order(self, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches."""
-        return self._batches.parts_in_order(share)
+            read = read_rows(cropped, wanted, workers=self._workers, device=self._device)
+        for rows, (x, y) in zip(places, read, strict=True):
+            yield rows, x, y
 
 
 def read_rows(
     samples: Dataset[Any], batches: Sequence[Tensor], *, workers: int, device: torch.device
 ) -> Iterator[Batch]:
     """Give the rows of a Dataset batch by batch, read ahead of need by worker processes; with 0 workers, here."""
-    collate = getattr(samples, "collate", default_collate)
-    if workers == 0:
-        for rows in batches:
-            x, y = as_pair(collate([samples[int(row)] for row in rows]))
-            yield on_device(x, device), y
-        return
     loader = DataLoader(
         _Rows(samples),
         batch_sampler=[rows.tolist() for rows in batches],
         num_workers=workers,
-        collate_fn=_Collated(collate),
+        collate_fn=_Collated(getattr(samples, "collate", default_collate)),
         pin_memory=device.type == "cuda",
         generator=generator_for("workers"),  # else the loader draws its seed from the global generator
     )
@@ -163,7 +143,7 @@ class _Rows(Dataset[Any]):
         try:
             return self._samples[row]
         except ValueError as error:
-            return ValueError(str(error))  # without its cause, which may not travel between processes
+            return error
 
 
 class _Collated:

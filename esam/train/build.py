@@ -17,15 +17,15 @@ from esam.optim import SharpnessAware
 from esam.optim.buffers import kept_buffers
 
 from .augment import find_augmentation
-from .batches import Batches, InOrder
+from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
-from .datasets import load_data
+from .datasets import check_memory, load_data
 from .distributed import STRATEGIES, Ranks, Whole, blocks_of, local_rank, spread
 from .evaluation import PRECISIONS, Metric
 from .loop import SCHEDULES, Epochs
 from .models import build_model, fastest_memory_format
-from .samples import Batch
-from .task import Facts, Task, data_facts, make_model
+from .samples import Batch, Samples
+from .task import Facts, Task, as_task, data_facts, make_model
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
 
@@ -86,7 +86,7 @@ class Parts:
 
 def build_parts(
     config: Config,
-    task: Task | None = None,
+    task: Task | tuple[Samples, Samples] | None = None,
     *,
     facts: Facts | None = None,
     model: nn.Module | None = None,
@@ -98,6 +98,7 @@ def build_parts(
     if task is None:  # else the optimizer may be the user's own, and its name no choice
         check_choices(config)
         task = configured_task(config)
+    task = as_task("task", task)
     device = chosen_device(config.device)
     facts = data_facts(task) if facts is None else facts
     model = prepared_model(config, task, device) if model is None else _placed(model, device)
@@ -115,6 +116,9 @@ def configured_task(config: Config) -> Task:
         raise ValueError(
             f"augment is for pictures, and {config.data} is a function of your own: do it there, and leave it out"
         )
+    if config.size is not None:  # before anything is decoded; 8 bytes: float32, and as much again in the first layer
+        batch = f"a batch of {config.batch_size} pictures of {config.size}x{config.size}"
+        check_memory(8 * config.batch_size * config.size**2, batch, "size or batch_size")
     return load_data(
         config.data,
         label_column=config.label_column,
@@ -149,12 +153,12 @@ def _placed(model: nn.Module, device: torch.device) -> nn.Module:
 
 def batches_of(
     config: Config, task: Task, device: torch.device, memory_format: torch.memory_format
-) -> tuple[Batches, InOrder, InOrder]:
+) -> tuple[Batches, Batches, Batches]:
     """Return the training batches, the test set in order, and the training set in order."""
     common: dict[str, Any] = {"transform": task.transform, "device": device, "memory_format": memory_format}
     common["workers"] = config.workers
     train = Batches(task.train, config.batch_size, augment=config.augment, seed=config.seed, **common)
-    test, ordered = (InOrder(Batches(part, EVALUATION_BATCH, **common)) for part in (task.test, task.train))
+    test, ordered = (Batches(part, EVALUATION_BATCH, **common) for part in (task.test, task.train))
     return train, test, ordered
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import os
 import pickle
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from esam.files import remove_unfinished, write_atomically
+from esam.optim import SharpnessAware
 
 from .distributed import Ranks, load_whole_state, whole_state
 from .draws import generator_for
@@ -127,10 +129,17 @@ class Resumable:
             random["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
         of_ranks = self.ranks.all_of(random)
         first = self.ranks.first
-        states = {name: whole_state(part, keep=first) for name, part in self.parts.items()}
+        states = {name: whole_state(part, keep=first) for name, part in self.parts.items()} | self._evaluated()
         if first:
             others = {"random_of_ranks": of_ranks} if self.ranks.several else {}
             checkpoint.save({**states, "progress": asdict(progress), "random": random, **others})
+
+    def _evaluated(self) -> State:
+        """Return the weights to use, where an optimizer has others than those that it trains: an average, say."""
+        if type(self.parts["optimizer"]).evaluation_weights is SharpnessAware.evaluation_weights:
+            return {}
+        with self.parts["optimizer"].evaluation_weights():
+            return {"evaluated": copy.deepcopy(whole_state(self.parts["model"], keep=self.ranks.first))}
 
     def load(self, checkpoint: Checkpoint | None) -> Progress:
         """Take everything back and return how far the run had come; a fresh start if nothing was saved.
@@ -140,7 +149,7 @@ class Resumable:
         reads = checkpoint is not None and self.ranks.first
         state = self.ranks.state_from_first(checkpoint.load(self.device) if checkpoint and reads else None)
         if state is None or checkpoint is None:
-            self._draw_apart(0)
+            self._reseed_rank(0)
             return Progress()
         if reads:
             checkpoint.set_damaged_aside()
@@ -152,15 +161,15 @@ class Resumable:
                 )
         run_state(state, checkpoint.folder)
         try:
-            return self._taken_back(state)
+            return self._restore(state)
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-            told = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
-                f"the checkpoint in {checkpoint.folder} is not that of this run ({told}); choose another folder, or "
+                f"the checkpoint in {checkpoint.folder} is not that of this run ({reason}); choose another folder, or "
                 "delete it to start the run again"
             ) from error
 
-    def _taken_back(self, state: State) -> Progress:
+    def _restore(self, state: State) -> Progress:
         progress = Progress(**state["progress"])
         for name, part in self.parts.items():
             load_whole_state(part, state[name])
@@ -168,7 +177,7 @@ class Resumable:
         if self.ranks.rank < len(of_ranks):
             self._set_random(of_ranks[self.ranks.rank])
         else:
-            self._draw_apart(progress.epoch)
+            self._reseed_rank(progress.epoch)
         return progress
 
     def _set_random(self, random: dict[str, Any]) -> None:
@@ -178,7 +187,7 @@ class Resumable:
         for generator, value in zip(self.generators, random.get("loader", []), strict=False):
             generator.set_state(value.cpu())
 
-    def _draw_apart(self, epoch: int) -> None:
+    def _reseed_rank(self, epoch: int) -> None:
         """Give a rank but the first a random stream of its own: dropout must not drop the same on each."""
         if self.ranks.rank:
             torch.manual_seed(generator_for("rank", torch.initial_seed(), epoch, self.ranks.rank).initial_seed())

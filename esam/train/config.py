@@ -88,8 +88,8 @@ class Config:
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
-        apart = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
-        return {**dataclasses.asdict(self), **apart}
+        nested = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
+        return {**dataclasses.asdict(self), **nested}
 
     def identity(self) -> dict[str, Any]:
         """Return what the run is known by: two configurations with the same identity are the same run.
@@ -99,8 +99,9 @@ class Config:
         """
         row = find_method(self.method)
         fresh = Config().as_json()
-        own = {name: value for name, value in self.as_json().items() if value != fresh[name] and name not in _APART}
-        return {**own, "method": self.method, "settings": row.effective(self.settings)}
+        mine = {name: value for name, value in self.as_json().items() if name not in _NOT_COMPARED}
+        changed = {name: value for name, value in mine.items() if value != fresh[name]}
+        return {**changed, "method": self.method, "settings": row.effective(self.settings)}
 
     def id(self) -> str:
         """Return the twelve hexadecimal digits that stand for the identity."""
@@ -111,7 +112,7 @@ class Config:
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""
         mine, theirs = self.as_json(), other.as_json()
-        names = [name for name in mine if name == "method" or name not in _APART]
+        names = [name for name in mine if name == "method" or name not in _NOT_COMPARED]
         found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
         if "method" in found:  # and the settings of two methods are not compared; a record's method is not imported
             return found
@@ -124,37 +125,33 @@ class Config:
 
     def check(self) -> Config:
         """Return the configuration if every number in it is in its range; a method checks its own."""
-        if told := self.faults():
-            raise ValueError(told[0] if len(told) == 1 else "\n  ".join([f"{len(told)} settings are wrong:", *told]))
+        if faults := self.faults():
+            raise ValueError(
+                faults[0] if len(faults) == 1 else "\n  ".join([f"{len(faults)} settings are wrong:", *faults])
+            )
         return self
 
     def faults(self) -> list[str]:
         """Return a sentence for each number that is out of its range."""
-        told = []
-        for name, (low, words) in _RANGES.items():
+        faults = []
+        for name, (low, end, words) in _RANGES.items():
             value = getattr(self, name)
-            if value is not None and not (low <= value < math.inf):
-                told.append(f"{name} must be {words}, got {value}")
+            if value is not None and not (low <= value < end):
+                faults.append(f"{name} must be {words}, got {value}")
         if self.warmup and self.warmup >= self.epochs:
-            told.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
+            faults.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
         if self.budget == 0:
-            told.append("budget must be more than 0 seconds, got 0")
+            faults.append("budget must be more than 0 seconds, got 0")
         if self.optimizer == "adamw" and self.momentum != Config.momentum:
-            told.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
-        if 1 <= self.momentum < math.inf:
-            told.append(f"momentum must be in [0, 1), got {self.momentum}")
+            faults.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
         if self.compile and self.checkpointing:
-            told.append(
+            faults.append(
                 "compile and checkpointing do not go together: a compiled graph cannot tell when a block "
                 "runs for the second time; leave one of them out"
             )
-        if self.seed > MOST_SEED:
-            told.append(f"seed must be at most {MOST_SEED}, got {self.seed}")
-        if self.threads is not None and self.threads > MOST_THREADS:
-            told.append(f"threads must be at most {MOST_THREADS}, got {self.threads}; leave it out for torch's choice")
         if not 0 <= self.label_noise <= 1:
-            told.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
-        return told
+            faults.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
+        return faults
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
@@ -189,26 +186,25 @@ def suited(config: Config, samples: int, *, epochs: bool = True, batch_size: boo
 LEAST_STEPS, MOST_EPOCHS = 1_000, 200
 LEAST_BATCH, LEAST_BATCHES = 16, 16
 """What ``suited`` aims at: so many steps, by at most so many epochs; batches of so many, and so many an epoch."""
-MOST_SEED = 2**63 - 1
 MOST_THREADS = 1024
 """More than any machine has cores for one process; torch ends the process when it cannot start them."""
-_RANGES: dict[str, tuple[float, str]] = {
-    "epochs": (0, "0 or more"),
-    "batch_size": (1, "1 or more"),
-    "evaluate_every": (1, "1 epoch or more"),
-    "lr": (0, "a finite number of 0 or more"),
-    "momentum": (0, "in [0, 1)"),
-    "weight_decay": (0, "a finite number of 0 or more"),
-    "warmup": (0, "a finite number of epochs, 0 or more"),
-    "budget": (0, "a finite number of seconds above 0"),
-    "train_size": (1, "1 or more"),
-    "size": (1, "1 or more pixels"),
-    "threads": (1, "1 or more"),
-    "workers": (0, "0 or more"),
-    "seed": (0, "0 or more"),
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "epochs": (0, math.inf, "0 or more"),
+    "batch_size": (1, math.inf, "1 or more"),
+    "evaluate_every": (1, math.inf, "1 epoch or more"),
+    "lr": (0, math.inf, "a finite number of 0 or more"),
+    "momentum": (0, 1, "in [0, 1)"),
+    "weight_decay": (0, math.inf, "a finite number of 0 or more"),
+    "warmup": (0, math.inf, "a finite number of epochs, 0 or more"),
+    "budget": (0, math.inf, "a finite number of seconds above 0"),
+    "train_size": (1, math.inf, "1 or more"),
+    "size": (1, math.inf, "1 or more pixels"),
+    "threads": (1, MOST_THREADS + 1, f"in 1..{MOST_THREADS}, or left out for torch's choice"),
+    "workers": (0, math.inf, "0 or more"),
+    "seed": (0, 2**63, "0 or more, and less than 2^63"),
 }
-"""The least value of a setting, and what it must be in words; nothing may be infinite, or no number."""
-_APART = (
+"""The least value of a setting, what it must be below, and that in words."""
+_NOT_COMPARED = (
     "method",
     "settings",
     "notes",
@@ -228,13 +224,13 @@ def find_method(name: str) -> Method:
     from esam.optim import METHODS
 
     if is_factory(name):
-        return _own_method(name)
+        return _user_method(name)
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
     return METHODS[name]
 
 
-def _own_method(name: str) -> Method:
+def _user_method(name: str) -> Method:
     from esam.optim import Method, SharpnessAware
 
     from .task import find_factory

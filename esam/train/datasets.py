@@ -7,12 +7,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,16 +22,13 @@ from esam.extras import require
 
 from .batches import Normalise
 from .config import did_you_mean, is_factory, last_part
-from .draws import check_share, held_out
+from .draws import held_out
 from .pictures import (
-    ArrayPictures,
-    Decoded,
-    FilePictures,
     Pictures,
     StreamedPictures,
-    TablePictures,
-    cache_folder,
+    cache_file,
     decoder_for,
+    files_fingerprint,
     read_cache,
     write_cache,
 )
@@ -67,45 +64,48 @@ def load_data(
     Pictures within ``memory_limit`` bytes are decoded once and kept under $ESAM_CACHE; more are streamed. They are
     normalised by the mean and deviation of the training images.
     """
-    check_share(label_noise)
-    asked, own = os.fspath(source), is_factory(os.fspath(source))
-    if own:
-        _refuse_columns(asked, image_column, label_column)
-        if size is not None:
-            raise ValueError(f"size is for pictures, and {asked} is a function of your own: resize there")
-        task = as_task(asked, called(asked, find_factory(asked)))
-    else:
+    asked = os.fspath(source)
+    changes: dict[str, Any] = {"train_size": train_size, "label_noise": label_noise, "validation": validation}
+    if not is_factory(asked):
         if size is not None and size < 1:
             raise ValueError(f"size must be 1 or more pixels, got {size}")
-        found = _train_and_test(
-            _find_source(asked, image_column=image_column, label_column=label_column), size, memory_limit
-        )
-        task = Task(found.train, found.test, classes=found.classes)
-    task = part_of(task, train_size=train_size, label_noise=label_noise, validation=validation, seed=seed)
-    return task if own else replace(task, transform=normaliser(task.train))  # type: ignore[arg-type]
+        identity, listing = _find_source(asked, image_column, label_column)
+        task = part_of(_pictures(identity, listing, size, memory_limit), **changes, seed=seed)
+        return replace(task, transform=normaliser(task.train))  # type: ignore[arg-type]
+    _refuse_columns(asked, image_column, label_column)
+    if size is not None:
+        raise ValueError(f"size is for pictures, and {asked} is a function of your own: resize there")
+    return part_of(as_task(asked, called(asked, find_factory(asked))), **changes, seed=seed)
 
 
-def _find_source(
-    name: str | os.PathLike[str], *, image_column: str | None = None, label_column: str | None = None
-) -> Source:
-    """Find where a data set comes from.
+class Listing(NamedTuple):
+    """Pictures with their labels, found but not decoded; ``test`` is None where there is no test split."""
 
-    In this order: ``digits``; a folder of that path; a folder in $ESAM_DATA named like the last part; the hub.
+    train: tuple[Pictures, Tensor]
+    test: tuple[Pictures, Tensor] | None
+    classes: tuple[str, ...]
+
+
+def _find_source(asked: str, image_column: str | None, label_column: str | None) -> tuple[str, Callable[[], Listing]]:
+    """Return a text that changes whenever the data do, and what lists them.
+
+    Looked for in this order: ``digits``; a folder of that path; a folder in $ESAM_DATA named like the last part; the
+    hub.
     """
-    asked = os.fspath(name)
     if asked == "digits":
         _refuse_columns(asked, image_column, label_column)
-        return Digits()
+        return "scikit-learn digits", _digits  # which ship with it and do not change
     path = Path(asked).expanduser()
     folder = path if path.is_dir() else local_copy(asked)
-    if folder is None:
-        if not HUB_NAME.fullmatch(asked):
-            raise unknown_data(asked, "there is no such folder, and a name on the hub reads owner/name")
-        return Table(asked, image_column=image_column, label_column=label_column)
-    if any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
-        return Table(folder, image_column=image_column, label_column=label_column)
+    if folder is None and not HUB_NAME.fullmatch(asked):
+        raise unknown_data(asked, "there is no such folder, and a name on the hub reads owner/name")
+    if folder is None or any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
+        table = Table(folder or asked, image_column=image_column, label_column=label_column)
+        return table.identity(), table.listing
     _refuse_columns(asked, image_column, label_column)
-    return ClassFolders(folder)
+    found = _class_folders(folder)
+    prints = [part[0].fingerprint() for part in (found.train, found.test) if part is not None]
+    return f"{prints} {found.classes}", lambda: found
 
 
 def _refuse_columns(asked: str, image_column: str | None, label_column: str | None) -> None:
@@ -114,20 +114,28 @@ def _refuse_columns(asked: str, image_column: str | None, label_column: str | No
             raise ValueError(f"{asked} has no columns to choose from, got {argument}={column!r}; leave it out")
 
 
-def _train_and_test(origin: Source, size: int | None, memory_limit: int) -> Decoded | Catalogue:
-    """Give training and test images from the cache, or decoded and cached now, or to be streamed."""
-    folder = cache_folder(origin.identity(), size)
-    decoded = read_cache(folder, memory_limit=memory_limit)
+def _pictures(identity: str, listing: Callable[[], Listing], size: int | None, memory_limit: int) -> Task:
+    """Return training and test pictures from the cache, or decoded and cached now, or to be streamed."""
+    path = cache_file(identity, size)
+    decoded = read_cache(path, memory_limit=memory_limit)
     if decoded is None:
-        offer = origin.catalogue()
-        decoder = decoder_for(offer.train.pictures, size)
-        check_memory(8 * decoder.bytes_each, f"one picture of {decoder.width}x{decoder.height}", "size")
-        train, test = (replace(one, decoder=decoder) for one in (offer.train, offer.test))
+        found = listing()
+        decoder = decoder_for(found.train[0], size)
+
+        def streamed(pictures: Pictures, labels: Tensor) -> StreamedPictures:
+            return StreamedPictures(pictures, torch.arange(len(pictures)), labels.long(), decoder)
+
+        train = streamed(*found.train)
+        if found.test is not None:
+            test = streamed(*found.test)
+        else:  # a fixed, stratified draw
+            kept, held = held_out(train.labels)
+            train, test = train.select(kept), train.select(held)
         if (len(train) + len(test)) * decoder.bytes_each > memory_limit:
-            return Catalogue(train, test, offer.classes)
-        decoded = Decoded(train.in_memory(), test.in_memory(), offer.classes)
-        write_cache(folder, decoded)
-    return decoded
+            return Task(train, test, classes=found.classes)
+        decoded = train.in_memory(), test.in_memory(), found.classes
+        write_cache(path, decoded)
+    return Task(decoded[0], decoded[1], classes=decoded[2])
 
 
 def check_memory(needed: int, what: str, remedy: str) -> None:
@@ -186,45 +194,6 @@ ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".
 BRIGHTEST_DIGIT = 16  # scikit-learn's own scale is 0..16
 
 
-@dataclass(frozen=True)
-class Catalogue:
-    """Training and test pictures, listed, not decoded."""
-
-    train: StreamedPictures
-    test: StreamedPictures
-    classes: tuple[str, ...]
-
-
-def listed(pictures: Pictures, labels: Tensor) -> StreamedPictures:
-    """List all pictures in their stored order."""
-    return StreamedPictures(pictures, torch.arange(len(pictures)), labels.long())
-
-
-def divided(everything: StreamedPictures) -> tuple[StreamedPictures, StreamedPictures]:
-    """Divide pictures that have no test split into training and test, by a fixed, stratified draw."""
-    kept, held = held_out(everything.labels)
-    return everything.select(kept), everything.select(held)
-
-
-class Source(Protocol):
-    """A place that data can come from."""
-
-    def identity(self) -> str:
-        """Give a text that changes whenever the content does; much cheaper than reading the content."""
-
-    def catalogue(self) -> Catalogue:
-        """List the pictures."""
-
-
-def files_identity(folder: Path, files: Iterable[Path]) -> str:
-    """Fingerprint files by name, length and time of change, without reading them."""
-    digest = hashlib.sha256(str(folder.resolve()).encode())
-    for file in files:
-        status = file.stat()
-        digest.update(f"{file.relative_to(folder)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-    return digest.hexdigest()
-
-
 def unknown_data(asked: str, reason: str) -> ValueError:
     """Make the error for a data set that cannot be had; it names the nearest known one and every way to give one."""
     copies = os.environ.get(LOCAL_COPIES)
@@ -245,62 +214,35 @@ def local_copy(name: str) -> Path | None:
     return folder if folder is not None and folder.is_dir() else None
 
 
-class Digits:
-    """scikit-learn's 1,797 embedded digits: 8x8, grey, ten classes; needs no network."""
+def _digits() -> Listing:
+    """List scikit-learn's 1,797 embedded digits: 8x8, grey, ten classes; needs no network."""
+    require("sklearn", purpose="the embedded data set digits")
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
-    def identity(self) -> str:
-        """Give a constant: the digits ship with scikit-learn and do not change."""
-        return "scikit-learn digits"
-
-    def catalogue(self) -> Catalogue:
-        """List the digits, a fifth of them held out as a test set."""
-        require("sklearn", purpose="the embedded data set digits")
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
-
-        bunch = load_digits()
-        images = np.rint(bunch.images * (255 / BRIGHTEST_DIGIT)).astype(np.uint8)
-        train, test = divided(listed(ArrayPictures(images), torch.from_numpy(bunch.target)))
-        return Catalogue(train, test, tuple(str(name) for name in bunch.target_names))
+    bunch = load_digits()
+    images = np.rint(bunch.images * (255 / BRIGHTEST_DIGIT)).astype(np.uint8)
+    return Listing((Pictures(images), torch.from_numpy(bunch.target)), None, tuple(map(str, bunch.target_names)))
 
 
-class ClassFolders:
-    """Pictures sorted into one folder per class, under ``train`` and ``test`` or ``val``, or without a division.
+def _class_folders(root: Path) -> Listing:
+    """List pictures sorted into one folder per class, under ``train`` and ``test`` or ``val``, or without a division.
 
-    Listed here rather than by the imagefolder builder of ``datasets``, which takes the innermost folder for the class
-    and a class 'train station' for the training split, drops class folders that are links, and is far slower.
+    Classes are the training folders' names in alphabetical order. Listed here rather than by the imagefolder builder of
+    ``datasets``, which takes the innermost folder for the class and a class 'train station' for the training split,
+    drops class folders that are links, and is far slower.
     """
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-
-    def identity(self) -> str:
-        """Fingerprint the pictures' names, lengths and times."""
-        files = [file for by_class in self._splits.values() for pictures in by_class.values() for file in pictures]
-        return files_identity(self._root, files)
-
-    def catalogue(self) -> Catalogue:
-        """List the pictures; classes are the training folders' names in alphabetical order."""
-        (_, train_files), *tests = self._splits.items()
-        classes = tuple(train_files)
-        train = _listed(train_files, classes)
-        if not tests:
-            return Catalogue(*divided(train), classes)
-        ((test_name, test_files),) = tests
-        if strangers := sorted(set(test_files) - set(classes)):
-            raise ValueError(
-                f"{self._root / test_name} has classes that {self._root / 'train'} lacks: {', '.join(strangers)}; "
-                "both need the same class folders"
-            )
-        return Catalogue(train, _listed(test_files, classes), classes)
-
-    @cached_property
-    def _splits(self) -> dict[str, dict[str, list[Path]]]:
-        """Give {split: {class: files}}: training first, then the test split if there is one."""
-        found = _subfolders(self._root)
-        if "train" not in found:
-            return {"train": _pictures_by_class(self._root)}
-        tests = [name for name in TEST_NAMES if name in found]
-        return {name: _pictures_by_class(self._root / name) for name in ["train", *tests[:1]]}
+    names = _subfolders(root)
+    divided = "train" in names
+    train = _pictures_by_class(root / "train" if divided else root)
+    test_name = next((name for name in TEST_NAMES if name in names), None) if divided else None
+    test = None if test_name is None else _pictures_by_class(root / test_name)
+    if strangers := sorted(set(test or ()) - set(train)):
+        raise ValueError(
+            f"{root / str(test_name)} has classes that {root / 'train'} lacks: {', '.join(strangers)}; "
+            "both need the same class folders"
+        )
+    classes = tuple(train)
+    return Listing(_labelled_files(train, classes), None if test is None else _labelled_files(test, classes), classes)
 
 
 def _subfolders(folder: Path) -> list[str]:
@@ -334,10 +276,9 @@ def _pictures_below(folder: Path) -> list[Path]:
     return sorted(files)
 
 
-def _listed(files: dict[str, list[Path]], classes: tuple[str, ...]) -> StreamedPictures:
+def _labelled_files(files: dict[str, list[Path]], classes: tuple[str, ...]) -> tuple[Pictures, Tensor]:
     paths = tuple(str(file) for name in files for file in files[name])
-    labels = torch.tensor([classes.index(name) for name in files for _ in files[name]])
-    return listed(FilePictures(paths), labels)
+    return Pictures(paths), torch.tensor([classes.index(name) for name in files for _ in files[name]])
 
 
 class Table:
@@ -356,17 +297,17 @@ class Table:
         columns = f"{self._image_column}/{self._label_column}"
         if isinstance(self._location, Path):
             files = sorted(file for file in self._location.rglob("*") if file.is_file())
-            return f"{files_identity(self._location, files)}/{columns}"
+            return f"{self._location.resolve()} {files_fingerprint(self._location, files)}/{columns}"
         prints = "/".join(f"{name} {table._fingerprint}" for name, table in sorted(self._splits.items()))
         return f"{self._location} {hashlib.sha256(prints.encode()).hexdigest()}/{columns}"
 
-    def catalogue(self) -> Catalogue:
+    def listing(self) -> Listing:
         """List the pictures of the training and test splits."""
         if "train" not in self._splits:
             raise ValueError(f"{self._location} has no split 'train', only {', '.join(self._splits)}")
         features = self._splits["train"].features
-        image = _image_column(features, self._image_column)
-        label = _label_column(features, self._label_column)
+        image = _column(features, "Image", "image_column", self._image_column)
+        label = _column(features, "ClassLabel", "label_column", self._label_column)
         classes = tuple(features[label].names)
         train = self._listed("train", image, label)
         if not _labelled(train):
@@ -376,66 +317,38 @@ class Table:
         for name in TEST_NAMES:
             # On the hub a split 'test' may come without its labels (-1 throughout), as ImageNet's does.
             if name in self._splits and _labelled(test := self._listed(name, image, label)):
-                return Catalogue(train, test, classes)
-        return Catalogue(*divided(train), classes)
+                return Listing(train, test, classes)
+        return Listing(train, None, classes)
 
     @cached_property
     def _splits(self) -> dict[str, Any]:
         require("datasets", purpose=f"reading {self._location}")
+        import datasets  # type: ignore[import-untyped]
+
         try:
-            return dict(_loaded(str(self._location), local=isinstance(self._location, Path)))
+            return dict(datasets.load_dataset(str(self._location)))
         except Exception as error:  # datasets raises a dozen kinds; its own words go into ours
             if isinstance(self._location, Path):
                 raise ValueError(f"cannot read the Parquet files in {self._location}: {error}") from error
             raise unknown_data(self._location, str(error)) from error
 
-    def _listed(self, split: str, image: str, label: str) -> StreamedPictures:
-        from datasets import Image  # type: ignore[import-untyped]
+    def _listed(self, split: str, image: str, label: str) -> tuple[Pictures, Tensor]:
+        from datasets import Image
 
         table = self._splits[split]
         pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
-        return listed(TablePictures(pictures, image, f"{self._location}/{split}"), _labels(table, label))
+        labels = [-1 if label is None else label for label in table[label][:]]
+        return Pictures(pictures, f"{self._location}/{split}, column {image!r}"), torch.tensor(labels)
 
 
-def _loaded(name: str, *, local: bool) -> Any:
-    """Load a data set; one of the hub that has been downloaded is taken as it is, without a word to the network."""
-    import datasets
-
-    if not local and not datasets.config.HF_HUB_OFFLINE:
-        before = datasets.logging.get_verbosity()
-        datasets.config.HF_HUB_OFFLINE = True
-        datasets.logging.set_verbosity_error()  # it would warn that the hub was not asked
-        try:
-            return datasets.load_dataset(name)
-        except Exception:  # of a dozen kinds: it is not here yet
-            pass
-        finally:
-            datasets.config.HF_HUB_OFFLINE = False
-            datasets.logging.set_verbosity(before)
-    return datasets.load_dataset(name)
+def _labelled(listed: tuple[Pictures, Tensor]) -> bool:
+    return len(listed[1]) > 0 and bool((listed[1] >= 0).all())
 
 
-def _labelled(listing: StreamedPictures) -> bool:
-    return len(listing) > 0 and bool((listing.labels >= 0).all())
-
-
-def _labels(table: Any, column: str) -> Tensor:
-    """Give the labels as numbers; a missing one as -1."""
-    return torch.from_numpy(np.array([-1 if label is None else label for label in table[column][:]], dtype=np.int64))
-
-
-def _image_column(features: Any, wanted: str | None) -> str:
-    candidates = [name for name, feature in features.items() if type(feature).__name__ == "Image"]
-    return _column(wanted, candidates, features, "image_column", "Image")
-
-
-def _label_column(features: Any, wanted: str | None) -> str:
-    sizes = {name: feature.num_classes for name, feature in features.items() if type(feature).__name__ == "ClassLabel"}
-    finest_first = sorted(sizes, key=lambda name: -sizes[name])
-    return _column(wanted, finest_first, features, "label_column", "ClassLabel")
-
-
-def _column(wanted: str | None, candidates: list[str], features: Any, argument: str, kind: str) -> str:
+def _column(features: Any, kind: str, argument: str, wanted: str | None) -> str:
+    """Return the wanted column of a feature type, or the first: of labels the one with most classes."""
+    fitting = [name for name, feature in features.items() if type(feature).__name__ == kind]
+    candidates: list[str] = sorted(fitting, key=lambda name: -getattr(features[name], "num_classes", 0))
     if not candidates:
         raise ValueError(
             f"no column has the feature type {kind}; the columns are {', '.join(map(str, features))}. "

@@ -128,7 +128,7 @@ class Ranks:
         """Return the sum of each number over the ranks: the same bits on all of them."""
         if not self.several:
             return values
-        sums = torch.tensor(values, dtype=torch.float64, device=_talking_device())
+        sums = torch.tensor(values, dtype=torch.float64, device=_communication_device())
         dist.all_reduce(sums)
         return sums.tolist()
 
@@ -136,9 +136,9 @@ class Ranks:
         """Return what rank 0 has."""
         if not self.several:
             return value
-        told: list[Any] = [value]
-        dist.broadcast_object_list(told, src=0)
-        return told[0]  # type: ignore[no-any-return]
+        values: list[Any] = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]  # type: ignore[no-any-return]
 
     def state_from_first(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
         """Return rank 0's state of tensors and plain values; nothing in it can run code."""
@@ -148,7 +148,7 @@ class Ranks:
         torch.save(state if self.first else None, buffer)
         size = int(self.from_first(buffer.tell()))
         data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8) if self.first else torch.empty(0).byte()
-        data = data.clone().resize_(size).to(_talking_device())
+        data = data.clone().resize_(size).to(_communication_device())
         dist.broadcast(data, src=0)
         found: dict[str, Any] | None = torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True)
         return state if self.first else found
@@ -157,14 +157,9 @@ class Ranks:
         """Return what each rank has, rank by rank."""
         if not self.several:
             return [value]
-        told: list[Any] = [None] * self.count
-        dist.all_gather_object(told, value)
-        return told
-
-    def share_tensors(self, tensors: list[torch.Tensor]) -> None:
-        """Give every rank the tensors of rank 0, in place."""
-        for tensor in tensors if self.several else ():
-            dist.broadcast(tensor, src=0)
+        values: list[Any] = [None] * self.count
+        dist.all_gather_object(values, value)
+        return values
 
 
 def started_ranks() -> int:
@@ -182,7 +177,7 @@ def joined() -> Iterator[Ranks]:
     ours = started_ranks() > 1 and not dist.is_initialized()
     if ours:
         _of_torchrun = True
-        _end_when_told()
+        _explain_termination()
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
@@ -194,7 +189,7 @@ def joined() -> Iterator[Ranks]:
     try:
         yield Ranks.current()
     except RuntimeError as error:
-        if _of_lost_rank(error):
+        if _is_lost_rank(error):
             raise RuntimeError(f"{LOST} ({str(error).splitlines()[0]:.200})") from error
         raise
     if ours and torch.cuda.is_available():  # NCCL asks for it; after an error it would wait for the others
@@ -252,21 +247,21 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
-def _talking_device() -> torch.device:
+def _communication_device() -> torch.device:
     only_gpus = dist.get_backend() == "nccl"
     return torch.device("cuda", torch.cuda.current_device()) if only_gpus else torch.device("cpu")
 
 
-def _of_lost_rank(error: RuntimeError) -> bool:
+def _is_lost_rank(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error)
 
 
-def _end_when_told() -> None:
+def _explain_termination() -> None:
     """Say why, when torchrun ends this process because another has failed."""
-    own = os.getpid()
+    this_process = os.getpid()
 
     def end(number: int, _: object) -> None:
-        if os.getpid() != own:  # a worker that decodes, forked from this process
+        if os.getpid() != this_process:  # a worker that decodes, forked from this process
             os._exit(128 + number)
         raise RuntimeError(LOST)
 
@@ -337,12 +332,13 @@ def load_whole_state(part: Any, state: Mapping[str, Any]) -> None:
     """Load what ``whole_state`` returned, on as many ranks, and in as many shards, as there are now."""
     if isinstance(part, nn.Module):
         part = unwrapped(part)
-        own = part.state_dict()
-        part.load_state_dict({name: _like(value, own.get(name)) for name, value in state.items()})
+        current = part.state_dict()
+        part.load_state_dict({name: _like(value, current.get(name)) for name, value in state.items()})
     elif isinstance(part, torch.optim.Optimizer):
-        own = dict(enumerate(p for group in part.param_groups for p in group["params"]))
+        weights = dict(enumerate(p for group in part.param_groups for p in group["params"]))
         by_parameter = {
-            n: {key: _like(value, own.get(n)) for key, value in values.items()} for n, values in state["state"].items()
+            n: {key: _like(value, weights.get(n)) for key, value in values.items()}
+            for n, values in state["state"].items()
         }
         part.load_state_dict({**state, "state": by_parameter})
     else:
@@ -351,8 +347,10 @@ def load_whole_state(part: Any, state: Mapping[str, Any]) -> None:
 
 def share_buffers(model: nn.Module, ranks: Ranks) -> None:
     """Give every rank the buffers of rank 0: shards keep them apart, and running statistics come from their samples."""
-    if not isinstance(model, DistributedDataParallel):  # which shares them in every step
-        ranks.share_tensors([buffer for buffer in model.buffers() if not hasattr(buffer, "full_tensor")])
+    if ranks.several and not isinstance(model, DistributedDataParallel):  # which shares them in every step
+        for buffer in model.buffers():
+            if not hasattr(buffer, "full_tensor"):
+                dist.broadcast(buffer, src=0)
 
 
 def _joined(value: Any) -> Any:
@@ -363,11 +361,11 @@ def _joined(value: Any) -> Any:
     return [_joined(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _like(value: Any, own: Any) -> Any:
-    """Return a whole tensor, sharded as one's own of the same shape is."""
-    if not (isinstance(value, Tensor) and hasattr(own, "device_mesh") and value.shape == own.shape):
+def _like(value: Any, current: Any) -> Any:
+    """Return a whole tensor, sharded as the current one of the same shape is."""
+    if not (isinstance(value, Tensor) and hasattr(current, "device_mesh") and value.shape == current.shape):
         return value
     from torch.distributed.tensor import distribute_tensor
 
-    here = value.to(own.to_local().device)
-    return distribute_tensor(here, own.device_mesh, own.placements, src_data_rank=None)
+    here = value.to(current.to_local().device)
+    return distribute_tensor(here, current.device_mesh, current.placements, src_data_rank=None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from esam.analysis.objective import cross_entropy, evaluating, random_stream_kept
 
 from .distributed import Part, Ranks
 from .samples import Batch, on_device, outputs_of, unwrapped
@@ -17,14 +18,11 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
 """(outputs, targets) -> one number per sample; their mean is recorded."""
 
+per_sample_cross_entropy = cross_entropy
+"""The loss of a task that names none."""
 MOST_CLASSES = 1_000
 """Above this, accuracy per class is not recorded."""
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-def per_sample_cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return the cross entropy of each sample."""
-    return F.cross_entropy(outputs, targets, reduction="none")
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
@@ -51,7 +49,7 @@ def evaluate(
     ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
     total, measured, correct, count, labels = 0.0, 0.0, 0.0, 0.0, 0.0
-    with _looking_at(model):
+    with evaluating(model), random_stream_kept(model.parameters()):
         for part in parts_of(batches, ranks):
             x, y = on_device(part.x, device), part.y.to(device)
             with autocast(device, precision):
@@ -84,7 +82,7 @@ def class_accuracy(
     ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
     right, of, without = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), 0
-    with _looking_at(model):
+    with evaluating(model), random_stream_kept(model.parameters()):
         for part in parts_of(batches, ranks):
             with autocast(device, precision):
                 outputs = outputs_of(model, on_device(part.x, device)).cpu()
@@ -109,21 +107,6 @@ def parts_of(batches: Iterable[Batch], ranks: Ranks) -> Iterator[Part]:
         yield from batches.parts_in_order(ranks.share)
     else:
         yield from ranks.share.parts(batches)
-
-
-@contextmanager
-def _looking_at(model: nn.Module) -> Iterator[None]:
-    """Put the model in eval mode inside the block; its modes and the random stream come back as they were."""
-    modes = [(m, m.training) for m in model.modules()]
-    device = next(model.parameters()).device
-    model.eval()
-    try:
-        # a DataLoader draws a seed whenever it starts: to look at the model more often must not change it
-        with torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type):
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
 
 
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:

@@ -45,5 +45,5 @@ def write_onnx(run: LoadedRun, path: Path) -> None:
         raise ValueError(f"torch cannot export this model to ONNX ({str(error).splitlines()[0]})") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, graph)
-    told = json.dumps(run.about, indent=1, ensure_ascii=False) + "\n"
-    write_atomically(path.with_name(f"{path.name}.json"), told.encode())
+    text = json.dumps(run.about, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path.with_name(f"{path.name}.json"), text.encode())

@@ -12,7 +12,7 @@ from esam.analysis.doctor import StepMonitor, watching
 from .build import batches_of, build_optimizer, chosen_device, configured_task, prepared_model
 from .config import Config
 from .evaluation import autocast
-from .samples import Inputs, outputs_of, rows_of
+from .samples import Inputs, outputs_of
 
 
 def examine(config: Config, steps: int) -> StepMonitor:
@@ -24,6 +24,11 @@ def examine(config: Config, steps: int) -> StepMonitor:
     model = prepared_model(config, task, device)
     train, _, _ = batches_of(config, task, device, torch.contiguous_format)
     optimizer = build_optimizer(config, model, total_steps=config.epochs * len(train))
+
+    def loss_of(x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        with autocast(device, config.precision):
+            return task.loss(outputs_of(model, x), y)
+
     model.train()
     taken = 0
     with watching(optimizer) as watch, warnings.catch_warnings():
@@ -32,12 +37,6 @@ def examine(config: Config, steps: int) -> StepMonitor:
             for x, y in train.epoch(number):
                 if taken == steps:
                     return watch
-
-                def closure(keep: slice | torch.Tensor, x: Inputs = x, y: torch.Tensor = y) -> torch.Tensor:
-                    with autocast(device, config.precision):
-                        outputs = outputs_of(model, rows_of(x, keep))
-                    return task.loss(outputs, y[keep])
-
-                optimizer.step(closure, batch_size=len(y))
+                optimizer.step(loss_of, x, y)
                 taken += 1
     return watch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,17 +30,17 @@ from esam.analysis import (
 )
 from esam.analysis.landscape import OnProgress
 from esam.analysis.objective import Batch, evaluating
-from esam.files import write_atomically
 
 from .batches import Batches, Normalise
-from .checkpoint import Checkpoint, State, read_state, run_state
+from .checkpoint import Checkpoint, run_state
 from .config import Config, is_factory
 from .evaluation import are_classes
 from .models import MODELS, build_model, fastest_memory_format
-from .pictures import Decoder, FilePictures
+from .pictures import Decoder, Pictures
 from .record import RECORD_NAME, RunRecord, environment, read_record
 from .samples import Inputs, InputsAdapter, on_device, outputs_of, sample_count, taken_rows
 from .task import Task
+from .tensor_files import read_tensors, write_tensors
 
 BEST_NAME, LAST_NAME = "best.safetensors", "last.safetensors"
 FORMAT = 1
@@ -50,82 +49,23 @@ About = dict[str, Any]
 """What stands beside weights in their file: of which run, model and data they are, and from which epoch."""
 
 
-class WeightsKeeper:
-    """Keeps the weights of a run's best epoch so far, and those of its end.
-
-    The best epoch is that of the highest test accuracy, or of the lowest test loss where there is no accuracy: chosen
-    on the test data, so it flatters.
-    """
-
-    def __init__(self, record: RunRecord) -> None:
-        self._record = record
-        scores = (score(line) for line in record.epochs)
-        self._best = max((one for one in scores if one is not None), default=None)
-
-    def epoch(self, line: Mapping[str, Any], model: nn.Module) -> None:
-        """Keep the weights of this epoch if none was better."""
-        now = score(line)
-        if now is not None and (self._best is None or now > self._best):
-            self._best = now
-            write_weights(self._record.path.with_name(BEST_NAME), model, about(self._record, line))
-
-    def end(self, line: Mapping[str, Any], model: nn.Module) -> None:
-        """Keep the weights of the last epoch, whose figures these are."""
-        write_weights(self._record.path.with_name(LAST_NAME), model, about(self._record, line))
-
-
-def score(line: Mapping[str, Any]) -> float | None:
-    """Return how good an epoch was, more being better; None where it was not evaluated."""
-    if line.get("test_accuracy") is not None:
-        return float(line["test_accuracy"])
-    return None if line.get("test_loss") is None else -float(line["test_loss"])
-
-
-def about(record: RunRecord, line: Mapping[str, Any]) -> About:
+def describe_weights(record: RunRecord, line: Mapping[str, Any]) -> About:
     """Return what weights carry with them."""
     facts, config = record.data or {}, Config.from_json(record.config)
-    told = {name: facts.get(name) for name in ("classes", "shape", "mean", "std", "dtype")}
     return {
         "format": FORMAT,
         "run": {"name": record.name, "method": record.method, "seed": record.seed, "id": record.run.get("id")},
         "model": config.model,
         "data": config.data,
         "resized": config.size is not None,
-        **told,
+        **{name: facts.get(name) for name in ("classes", "shape", "mean", "std", "dtype")},
         **{name: line.get(name) for name in ("epoch", "test_accuracy", "test_loss")},
     }
 
 
-def write_weights(path: Path, model: nn.Module, told: Mapping[str, Any]) -> None:
-    """Write a model's weights and buffers; tensors that are shared are written for each of their names."""
-    write_tensors(path, {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}, told)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], told: Mapping[str, Any]) -> None:
-    """Write tensors by name, and what is told of them."""
-    save = _library().save
-    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, save(whole, metadata={"esam": json.dumps(told)}))
-
-
-def read_weights(path: Path) -> tuple[dict[str, Tensor], About]:
-    """Return the tensors of a file by name, and what is told of them."""
-    load, opened = _library().load_file, _library().safe_open
-    try:
-        with opened(str(path), framework="pt") as file:
-            told = json.loads((file.metadata() or {}).get("esam", "{}"))
-        return load(str(path)), told
-    except Exception as error:  # the library has kinds of its own for a damaged file
-        raise ValueError(f"{path} cannot be read ({error}); train the run again, or take its checkpoint") from error
-
-
-def _library() -> Any:
-    try:
-        import safetensors.torch
-    except ImportError as error:
-        raise ImportError("keeping weights takes safetensors; run: pip install torch-esam[train]") from error
-    return safetensors.torch
+def write_weights(path: Path, model: nn.Module, about: About) -> None:
+    """Write a model's weights and buffers, and what is said about them."""
+    write_tensors(path, {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}, about)
 
 
 WHICH = {"last": LAST_NAME, "best": BEST_NAME}
@@ -143,8 +83,8 @@ class LoadedRun:
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names in the order of the outputs; None where the targets were no classes, or had no names."""
-        told = self.about.get("classes")
-        return None if told is None else tuple(told)
+        classes = self.about.get("classes")
+        return None if classes is None else tuple(classes)
 
     def read(self, files: Sequence[str | Path]) -> Tensor:
         """Return pictures as the model takes them: decoded, resized and normalised as they were for training."""
@@ -155,7 +95,7 @@ class LoadedRun:
             )
         channels, height, width = self.about["shape"]
         decode = Decoder(channels, height, width, fit=bool(self.about["resized"]))
-        pictures = FilePictures(tuple(map(str, files)))
+        pictures = Pictures(tuple(map(str, files)))
         decoded = torch.stack([torch.from_numpy(decode(pictures, row).copy()) for row in range(len(pictures))])
         normalised = Normalise(tuple(self.about["mean"]), tuple(self.about["std"]))(decoded.permute(0, 3, 1, 2))
         return normalised.contiguous(memory_format=fastest_memory_format(self.model))
@@ -181,12 +121,12 @@ def load_run(
     built by ``build_model``, the function that it was trained with: its name in a record is not imported.
     """
     folder = Path(path)
-    tensors, told, record = run_weights(folder, weights)
+    tensors, about, record = run_weights(folder, weights)
     config = Config.from_json(record.config)
     if build_model is not None:
         model = build_model()
     elif config.model in MODELS or config.model.startswith("timm/"):
-        model = _named_model(config.model, told)
+        model = _named_model(config.model, about)
     else:
         raise ValueError(
             f"the model of {folder} is {config.model}, a function of your own, and a record's word is no reason to run "
@@ -201,11 +141,11 @@ def load_run(
             f"({told_by_torch})"
         ) from error
     placed: nn.Module = model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, placed.eval(), told)
+    return LoadedRun(record, placed.eval(), about)
 
 
 def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, RunRecord]:
-    """Return the weights of a run by name, what is told of them, and the run's record."""
+    """Return the weights of a run by name, what is said about them, and the run's record."""
     if weights not in WHICH:
         raise ValueError(f"weights must be one of {', '.join(WHICH)}, got {weights!r}")
     if not (folder / RECORD_NAME).is_file():
@@ -213,22 +153,23 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
     record = read_record(folder / RECORD_NAME)
     kept = folder / WHICH[weights]
     if kept.exists():
-        tensors, told = read_weights(kept)
-        return tensors, {**about(record, {}), **told}, record
+        tensors, about = read_tensors(kept)
+        return tensors, {**describe_weights(record, {}), **about}, record
     state = Checkpoint(folder).load() if weights == "last" else None
     if state is None:
         raise ValueError(
             f"{folder} holds no {weights} weights; train the run again with this version, or ask for others"
         )
     run_state(state, folder)
-    return state["model"], about(record, {"epoch": state["progress"]["epoch"]}), record
+    about = describe_weights(record, {"epoch": state["progress"]["epoch"]})
+    return state["evaluated" if "evaluated" in state else "model"], about, record
 
 
-def _named_model(name: str, told: dict[str, Any]) -> nn.Module:
-    channels, height, _ = told["shape"]
-    if told.get("classes") is None:
+def _named_model(name: str, about: dict[str, Any]) -> nn.Module:
+    channels, height, _ = about["shape"]
+    if about.get("classes") is None:
         raise ValueError(f"the record does not tell how many classes {name} was built for; give build_model=")
-    return build_model(name, classes=len(told["classes"]), channels=channels, size=height)
+    return build_model(name, classes=len(about["classes"]), channels=channels, size=height)
 
 
 RHO = 0.05
@@ -261,7 +202,7 @@ def _evenly_spaced(
     layout = fastest_memory_format(model)
     batches = Batches(some, batch_size, transform=task.transform, device=device, memory_format=layout)
     called = model if task.transform is not None else InputsAdapter(model)  # pictures are one tensor
-    return called, list(batches.in_order())
+    return called, list(batches)
 
 
 def training_sharpness(model: nn.Module, task: Task, device: torch.device) -> float:
@@ -284,7 +225,7 @@ MEASURES = {"sharpness": training_sharpness, "rounded_accuracy": accuracy_of_rou
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run as its folder tells it: the record, the weights of the checkpoint, and the images they were trained on."""
+    """A run of a folder: the record, the weights that were evaluated, and the images they were trained on."""
 
     record: RunRecord
     epoch: int
@@ -293,42 +234,27 @@ class TrainedRun:
 
 
 def trained_run(
-    path: str | Path, *, images: int = IMAGES, batch_size: int = BATCH_SIZE, device: str = "auto"
+    folder: str | Path, *, images: int = IMAGES, batch_size: int = BATCH_SIZE, device: str = "auto"
 ) -> TrainedRun:
-    """Return the run of a folder of ``esam train``, or of one of its checkpoint files; they are only read.
+    """Return the run of a folder of ``esam train``, which is only read, with the loss over some training images.
 
     Its objective is the ``training_objective`` of this many images, in batches of this size.
     """
-    path = Path(path)
+    from .build import chosen_device, configured_task
+
     for name, value in (("images", images), ("batch_size", batch_size)):
         if value < 1:
             raise ValueError(f"{name} must be 1 or more, got {value!r}")
-    if not path.exists():
-        raise ValueError(f"{path} does not exist; give the folder of a run of esam train, or its checkpoint")
-    folder = path if path.is_dir() else path.parent
-    if not (folder / RECORD_NAME).exists():
-        raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train, or its checkpoint")
-    record = read_record(folder / RECORD_NAME)
-    config = Config.from_json(record.config)
-    for name in (config.data, config.model):
-        if is_factory(name):
-            raise ValueError(
-                f"the run in {folder} was made with {name}, a function of your own, and a record's word is no reason "
-                "to run it; take the model by esam.load_run(..., build_model=...) and look at it by esam.analysis"
-            )
-    from .build import chosen_device, configured_task, prepared_model
-
     where = chosen_device(device)
-    state = _state(path, where)
-    task = configured_task(config)
-    model = prepared_model(config, task, where)
-    try:
-        model.load_state_dict(state["model"])
-    except (RuntimeError, TypeError, AttributeError) as error:
-        told = " ".join(str(error).split())
-        raise ValueError(f"the weights in {path} are not those of {config.model}, the run's model ({told})") from error
-    objective = training_objective(model, task, where, images=images, batch_size=batch_size)
-    return TrainedRun(record, state["progress"]["epoch"], model, objective)
+    run = load_run(folder, device=str(where))
+    config = Config.from_json(run.record.config)
+    if is_factory(config.data):
+        raise ValueError(
+            f"the run in {folder} was made with {config.data}, a function of your own, and a record's word is no "
+            "reason to run it; take the model by esam.load_run(...) and look at it by esam.analysis"
+        )
+    objective = training_objective(run.model, configured_task(config), where, images=images, batch_size=batch_size)
+    return TrainedRun(run.record, run.about["epoch"] or 0, run.model, objective)
 
 
 def figures(
@@ -401,17 +327,3 @@ def describe_analysis(run: TrainedRun) -> dict[str, Any]:
         "images": run.objective.count,
         "environment": environment(str(device)),
     }
-
-
-def _state(path: Path, device: torch.device) -> State:
-    if path.is_dir():
-        state = Checkpoint(path).load(device)
-        if state is None:
-            raise ValueError(f"{path} holds no checkpoint; train the run first: esam train --out {path}")
-        return run_state(state, path)
-    try:
-        return run_state(read_state(path, device), path)
-    except ValueError as error:
-        raise ValueError(
-            f"{path} is no checkpoint of esam train, or is damaged ({error}); give the run's folder"
-        ) from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -65,12 +64,6 @@ def schedule_of(config: Config) -> Schedule | None:
     """Return the factor on the learning rate by progress, warm-up included."""
     schedule = SCHEDULES[config.schedule]
     return warmed(schedule, config.warmup / config.epochs) if config.warmup else schedule
-
-
-def evaluation_weights(optimizer: Optimizer) -> AbstractContextManager[Any]:
-    """Put the weights that the optimizer means to be used (an average, say) into the model inside the block."""
-    chosen: AbstractContextManager[Any] = getattr(optimizer, "evaluation_weights", nullcontext)()
-    return chosen
 
 
 def fit(
@@ -143,7 +136,7 @@ def fit(
             schedule.step()
         ends = progress.diverged or pace.over(progress)
         if test is not None and (ends or progress.epoch % evaluate_every == 0):
-            with evaluation_weights(stepper):
+            with stepper.evaluation_weights():
                 metrics |= evaluate(model, test, loss, precision=precision, metric=metric, ranks=ranks)
             progress.best = max(progress.best, metrics.get("test_accuracy", 0.0))
         if on_epoch is not None:

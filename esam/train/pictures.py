@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +19,9 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from esam.files import write_atomically
-
 from .augment import inception_crop
 from .draws import generator_for
+from .tensor_files import read_tensors, write_tensors
 
 Crop = Callable[[int, int], tuple[tuple[float, float, float, float], bool]]
 """(height, width) of a whole picture -> the box to take of it (top, left, height, width), and whether to mirror it."""
@@ -32,101 +30,51 @@ DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: 
 LOOKED_AT = 16  # pictures whose headers decide between grey and colour
 
 
-class Pictures(Protocol):
+@dataclass(frozen=True)
+class Pictures:
     """Stored pictures that can be opened one at a time, here or in a worker process."""
+
+    items: Any
+    """Paths, arrays of pixels, or the rows of a table with one column of pictures that are not decoded."""
+    name: str = "the pictures"
+    """What an error message calls arrays and tables."""
 
     def __len__(self) -> int:
         """Give the number of pictures."""
+        return len(self.items)
 
     def open(self, row: int) -> Image.Image:
-        """Open one picture."""
-
-    def where(self, row: int) -> str:
-        """Say where that picture lies, in words for an error message."""
-
-    def fingerprint(self) -> str:
-        """Give a text that changes whenever a picture does, without reading the pictures."""
-
-
-@dataclass(frozen=True)
-class FilePictures:
-    """Pictures in files of their own."""
-
-    paths: tuple[str, ...]
-
-    def __len__(self) -> int:
-        """Give the number of files."""
-        return len(self.paths)
-
-    def open(self, row: int) -> Image.Image:
-        """Open one file; the pixels are read later."""
-        return Image.open(self.paths[row])
-
-    def where(self, row: int) -> str:
-        """Give the file's path."""
-        return self.paths[row]
-
-    def fingerprint(self) -> str:
-        """Fingerprint the files' names, lengths and times of change."""
-        digest = hashlib.sha256()
-        root = os.path.commonpath(self.paths)
-        for path in self.paths:
-            status = os.stat(path)
-            digest.update(f"{os.path.relpath(path, root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
-        return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class TablePictures:
-    """Pictures in a column of a Hugging Face data set, whose ``Image`` feature is set not to decode."""
-
-    table: Any
-    column: str
-    name: str
-
-    def __len__(self) -> int:
-        """Give the number of rows."""
-        return len(self.table)
-
-    def open(self, row: int) -> Image.Image:
-        """Open one row's picture, from the table's own bytes or from the file it points at."""
-        cell = self.table[row][self.column]
+        """Open one picture; the pixels of a file are read later."""
+        item = self.items[row]
+        if isinstance(item, str):
+            return Image.open(item)
+        if isinstance(item, np.ndarray):
+            return Image.fromarray(item)
+        (cell,) = item.values()
         if cell is None or (cell["bytes"] is None and cell["path"] is None):
             raise ValueError("the row holds no picture")
         return Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
 
     def where(self, row: int) -> str:
-        """Give the row, and the file's name where the table knows one."""
-        cell = self.table[row][self.column]
-        path = f" ({cell['path']})" if cell and cell["path"] else ""
-        return f"row {row} of {self.name}, column {self.column!r}{path}"
+        """Say where that picture lies, for an error message."""
+        return str(self.items[row]) if isinstance(self.items, tuple) else f"row {row} of {self.name}"
 
     def fingerprint(self) -> str:
-        """Give the table's own."""
-        return str(self.table._fingerprint)
+        """Give a text that changes whenever a picture does, without reading files: names, lengths, times of change."""
+        if hasattr(self.items, "_fingerprint"):  # the table's own
+            return str(self.items._fingerprint)
+        if isinstance(self.items, np.ndarray):
+            return hashlib.sha256(np.ascontiguousarray(self.items).data).hexdigest()
+        return files_fingerprint(os.path.commonpath(self.items), self.items)
 
 
-@dataclass(frozen=True)
-class ArrayPictures:
-    """Grey pictures that are arrays already."""
-
-    arrays: NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        """Give the number of pictures."""
-        return len(self.arrays)
-
-    def open(self, row: int) -> Image.Image:
-        """Wrap one array."""
-        return Image.fromarray(self.arrays[row])
-
-    def where(self, row: int) -> str:
-        """Give the picture's number."""
-        return f"picture {row}"
-
-    def fingerprint(self) -> str:
-        """Fingerprint the pixels."""
-        return hashlib.sha256(np.ascontiguousarray(self.arrays).data).hexdigest()
+def files_fingerprint(root: str | Path, paths: Iterable[str | Path]) -> str:
+    """Give a text that changes whenever one of the files does: by names, lengths and times of change."""
+    digest = hashlib.sha256()
+    for path in paths:
+        status = os.stat(path)
+        digest.update(f"{os.path.relpath(path, root)}\0{status.st_size}\0{status.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -212,11 +160,7 @@ def _prepared(
 
 
 def _unreadable(pictures: Pictures, row: int, error: Exception) -> ValueError:
-    try:
-        where = pictures.where(row)
-    except Exception:  # the table itself cannot be read
-        where = f"row {row}"
-    return ValueError(f"cannot read {where}: {error}; replace the picture or take it out of the data set")
+    return ValueError(f"cannot read {pictures.where(row)}: {error}; replace the picture or take it out of the data set")
 
 
 @dataclass(frozen=True)
@@ -226,7 +170,7 @@ class StreamedPictures(Dataset[Any]):
     pictures: Pictures
     rows: Tensor
     labels: Tensor
-    decoder: Decoder | None = None
+    decoder: Decoder
     crop_key: tuple[str | int, ...] | None = None
     """What random crops are drawn by, where they are taken of the whole picture."""
     workers = 2
@@ -237,7 +181,6 @@ class StreamedPictures(Dataset[Any]):
 
     def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
         crop = None if self.crop_key is None else inception_crop(generator_for(*self.crop_key, position))
-        assert self.decoder is not None, "a listing has none yet"
         pixels = self.decoder(self.pictures, int(self.rows[position]), crop)
         return torch.from_numpy(pixels.copy()).permute(2, 0, 1), self.labels[position]  # Pillow's memory is read-only
 
@@ -250,13 +193,12 @@ class StreamedPictures(Dataset[Any]):
     @property
     def shape(self) -> tuple[int, int, int]:
         """Channels, height and width after decoding."""
-        assert self.decoder is not None, "a listing has none yet"
         return self.decoder.channels, self.decoder.height, self.decoder.width
 
     @property
     def crops(self) -> bool:
         """Whether random crops are taken while decoding: of the whole picture, not of what resizing leaves of it."""
-        return self.decoder is not None and self.decoder.fit
+        return self.decoder.fit
 
     def cropped(self, key: tuple[str | int, ...]) -> StreamedPictures:
         """Return the pictures with random crops, drawn by this key and the position."""
@@ -272,7 +214,6 @@ class StreamedPictures(Dataset[Any]):
 
     def in_memory(self) -> tuple[Tensor, Tensor]:
         """Decode every picture."""
-        assert self.decoder is not None, "a listing has none yet"
         # (N, H, W, C) is how pictures decode and what channels_last means, so the images are never turned around.
         pixels = np.empty((len(self), self.decoder.height, self.decoder.width, self.decoder.channels), dtype=np.uint8)
         for position in range(len(self)):
@@ -284,77 +225,58 @@ class StreamedPictures(Dataset[Any]):
         return f"{self.pictures.fingerprint()} {self.decoder}"
 
 
-FORMAT = 1  # part of every key: raise it when the stored bytes change their meaning
-CONTENTS = "contents.json"  # written last, so a folder that has it is complete
+FORMAT = 2  # part of every key: raise it when the stored bytes change their meaning
+
+Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
+"""Training and test data, uint8 images (N, C, H, W), channels_last, with labels; and the classes."""
 
 
-@dataclass(frozen=True)
-class Decoded:
-    """A whole data set in memory: uint8 images (N, C, H, W), channels_last, and labels."""
-
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
-    classes: tuple[str, ...]
-
-
-def cache_folder(*key: object) -> Path:
-    """Give the folder for a key, under $ESAM_CACHE or ~/.cache/esam."""
+def cache_file(*key: object) -> Path:
+    """Give the file for a key, under $ESAM_CACHE or ~/.cache/esam."""
     root = Path(os.environ.get("ESAM_CACHE") or "~/.cache/esam").expanduser()
-    return root / "data" / hashlib.sha256(repr((FORMAT, *key)).encode()).hexdigest()[:32]
+    digest = hashlib.sha256(repr((FORMAT, *key)).encode()).hexdigest()[:32]
+    return root / "data" / f"{digest}.safetensors"
 
 
-def read_cache(folder: Path, *, memory_limit: int) -> Decoded | None:
+def read_cache(path: Path, *, memory_limit: int) -> Decoded | None:
     """Read a decoded data set; None when there is none, or it exceeds the limit, or is damaged (with a warning)."""
-    if not (folder / CONTENTS).exists():
+    if not path.exists():
         return None
     try:
-        contents = json.loads((folder / CONTENTS).read_text())
-        if contents["bytes"] > memory_limit:
-            return None
-        arrays = {name: _read_array(folder / f"{name}.npy", check) for name, check in contents["checks"].items()}
-        train, test = (
-            (torch.from_numpy(arrays[f"{name}_images"]).permute(0, 3, 1, 2), torch.from_numpy(arrays[f"{name}_labels"]))
-            for name in ("train", "test")
-        )
-        return Decoded(train, test, tuple(contents["classes"]))
-    except (OSError, ValueError, EOFError, KeyError, TypeError) as error:
-        warnings.warn(f"the cache {folder} is damaged ({error}) and is made anew", stacklevel=3)
+        tensors, about = read_tensors(path)
+        if about.get("checksum") != _checksum(tensors, about["classes"]):
+            raise ValueError(f"{path.name} fails its checksum")
+    except (ValueError, KeyError) as error:
+        warnings.warn(f"the cache {path} is damaged ({error}) and is made anew", stacklevel=3)
         return None
+    if sum(tensor.nbytes for tensor in tensors.values()) > memory_limit:
+        return None
+    train, test = (
+        (tensors[f"{name}_images"].permute(0, 3, 1, 2), tensors[f"{name}_labels"]) for name in ("train", "test")
+    )
+    return train, test, tuple(about["classes"])
 
 
-def write_cache(folder: Path, decoded: Decoded) -> None:
-    """Store a decoded data set; every file appears whole or not at all. A disk that refuses is only a warning."""
-    arrays = {}
-    for name, (images, labels) in (("train", decoded.train), ("test", decoded.test)):
-        arrays[f"{name}_images"] = images.permute(0, 2, 3, 1).contiguous().numpy()
-        arrays[f"{name}_labels"] = labels.numpy()
-    contents = {
-        "classes": decoded.classes,
-        "bytes": sum(array.nbytes for array in arrays.values()),
-        "checks": {name: _checksum(array) for name, array in arrays.items()},
-    }
+def write_cache(path: Path, decoded: Decoded) -> None:
+    """Store a decoded data set; the file appears whole or not at all. A disk that refuses is only a warning."""
+    train, test, classes = decoded
+    tensors: dict[str, Tensor] = {}
+    for name, (images, labels) in (("train", train), ("test", test)):
+        tensors |= {f"{name}_images": images.permute(0, 2, 3, 1).contiguous(), f"{name}_labels": labels}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, array in arrays.items():
-            file = io.BytesIO()
-            np.save(file, array, allow_pickle=False)
-            write_atomically(folder / f"{name}.npy", file.getbuffer())
-        write_atomically(folder / CONTENTS, json.dumps(contents).encode())
+        write_tensors(path, tensors, {"classes": classes, "checksum": _checksum(tensors, classes)})
     except OSError as error:
         warnings.warn(
-            f"cannot cache the decoded images in {folder} ({error}), so the next run decodes them again; "
+            f"cannot cache the decoded images in {path} ({error}), so the next run decodes them again; "
             "point ESAM_CACHE at a folder that can be written",
             stacklevel=3,
         )
 
 
-def _read_array(path: Path, check: int) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, allow_pickle=False)
-    if _checksum(array) != check:
-        raise ValueError(f"{path.name} fails its checksum")
-    return array
-
-
-def _checksum(array: NDArray[Any]) -> int:
-    """Give the CRC-32 of an array's type, shape and bytes."""
-    return zlib.crc32(array.data.cast("B"), zlib.crc32(repr((array.dtype.str, array.shape)).encode()))
+def _checksum(tensors: Mapping[str, Tensor], classes: Sequence[str]) -> int:
+    """Give the CRC-32 of the classes and of every tensor's name, shape and bytes."""
+    found = zlib.crc32(repr(list(classes)).encode())
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tuple(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.numpy().reshape(-1).view(np.uint8).data, found)
+    return found

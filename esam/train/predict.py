@@ -26,6 +26,9 @@ Reader = Callable[[Path], Inputs]
 BATCH = 64
 TABLES = (".csv", ".npy")
 
+NAMES = {"file": "file", "row": "row", "class": "label", "probability": "probability", "error": "error"}
+"""The columns of a table of predictions, and what they hold of a prediction."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -71,30 +74,27 @@ def predictions(run: LoadedRun, files: Iterable[str | Path], *, read: Reader | N
 
 def as_csv(found: Sequence[Prediction]) -> str:
     """Write predictions as a table: file, row where files hold several, class and probability, or the outputs."""
-    classified = any(one.label is not None for one in found)
-    names = list(dict.fromkeys(name for one in found for name in one.values or ())) if not classified else []
-    rows = any(one.row is not None for one in found)
-    errors = any(one.error is not None for one in found)
-    head = ["file", *(["row"] if rows else []), *(["class", "probability"] if classified else names)]
+    lines = [{**line.pop("outputs", {}), **line} for line in map(_line, found)]
+    outputs = dict.fromkeys(name for line in lines for name in line if name not in (*NAMES, "probabilities"))
+    wanted = ["file", "row", "class", "probability", *outputs, "error"]
+    names = ["file", *(name for name in wanted[1:] if any(name in line for line in lines))]
     text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow([*head, *(["error"] if errors else [])])
-    for one in found:
-        told = [one.label, one.probability] if classified else [(one.values or {}).get(name) for name in names]
-        table.writerow([one.file, *([one.row] if rows else []), *told, *([one.error] if errors else [])])
+    table = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
+    table.writeheader()
+    table.writerows(lines)
     return text.getvalue()
 
 
 def as_json(found: Sequence[Prediction]) -> str:
     """Write predictions as a list of objects, with the probability of every class."""
-    names = {"file": "file", "row": "row", "class": "label", "probability": "probability", "error": "error"}
-    lines: list[dict[str, Any]] = []
-    for one in found:
-        line = {name: value for name, key in names.items() if (value := getattr(one, key)) is not None}
-        if one.values is not None:
-            line["probabilities" if one.label is not None else "outputs"] = one.values
-        lines.append(line)
-    return json.dumps(lines, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps([_line(one) for one in found], indent=1, ensure_ascii=False) + "\n"
+
+
+def _line(one: Prediction) -> dict[str, Any]:
+    line = {name: value for name, key in NAMES.items() if (value := getattr(one, key)) is not None}
+    if one.values is not None:
+        line["probabilities" if one.label is not None else "outputs"] = one.values
+    return line
 
 
 def _prediction(run: LoadedRun, file: str, row: int | None, output: Tensor) -> Prediction:

@@ -84,8 +84,8 @@ class RunRecord:
     @property
     def data(self) -> Line | None:
         """What the run was trained on, as ``data_facts`` tells it; None where the record does not say."""
-        told = self.run.get("data")
-        return dict(told) if isinstance(told, dict) else None
+        facts = self.run.get("data")
+        return dict(facts) if isinstance(facts, dict) else None
 
 
 class RecordWriter:

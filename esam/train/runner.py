@@ -20,8 +20,8 @@ from .checkpoint import Checkpoint, Progress, run_state
 from .config import Config, find_method
 from .distributed import Ranks
 from .evaluation import class_accuracy, evaluate
-from .loaded_run import WeightsKeeper
-from .loop import OnBatch, evaluation_weights, fit, schedule_of
+from .loaded_run import BEST_NAME, LAST_NAME, describe_weights, write_weights
+from .loop import OnBatch, fit, schedule_of
 from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
 from .task import Facts, changed_data
 
@@ -77,10 +77,10 @@ def run(
             if log is not None:
                 log.epoch(metrics)
             if keep_weights:
-                with evaluation_weights(made.optimizer):
-                    best = made.whole()
+                with made.optimizer.evaluation_weights():
+                    model = made.whole()
                     if log is not None:
-                        log.keep(metrics, best)
+                        log.keep_best(metrics, model)
             if watch is not None and ranks.first:
                 watch(metrics)
             if observe is not None:
@@ -105,7 +105,7 @@ def run(
             on_batch=on_batch if ranks.first else None,
             ranks=ranks,
         )
-        with evaluation_weights(made.optimizer):
+        with made.optimizer.evaluation_weights():
             trained = evaluate(made.model, made.ordered, made.task.loss, precision=config.precision, ranks=ranks)
             progress.diverged |= not math.isfinite(trained["test_loss"])
             classes: list[float | None] | None = None
@@ -143,8 +143,10 @@ def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
         return None
     differing = _differing(record, config)
     if differing and not _only_longer(config, differing):
-        told = ", ".join(f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differing.items())
-        raise ValueError(f"{path.parent} holds another run: {told}; choose another folder")
+        differences = ", ".join(
+            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differing.items()
+        )
+        raise ValueError(f"{path.parent} holds another run: {differences}; choose another folder")
     if differing and record.diverged:
         raise ValueError(
             f"{path.parent} holds a run that diverged in epoch {record.last_epoch}; more epochs cannot help it: lower "
@@ -192,25 +194,30 @@ def _only_longer(config: Config, differing: Mapping[str, tuple[Any, Any]]) -> bo
 
 
 class RunLogger:
-    """Writes a run's record, and its best and last weights where they are kept; on rank 0 alone."""
+    """Writes a run's record, and its best and last weights where they are kept; on rank 0 alone.
+
+    The best epoch is that of the highest test accuracy, or of the lowest test loss where there is no accuracy: chosen
+    on the test data, so it flatters.
+    """
 
     def __init__(
         self, path: Path, config: Config, checkpoint: Checkpoint, first: Mapping[str, Any], *, keep_weights: bool
     ) -> None:
         self._config, self._writer = config, open_record(path, config, checkpoint, first)
-        so_far = read_record(path)
-        self._last: dict[str, Any] = dict(so_far.epochs[-1]) if so_far.epochs else {}
-        self._keeper = WeightsKeeper(so_far) if keep_weights else None
+        self._record, self._keep_weights = read_record(path), keep_weights
+        self._last: dict[str, Any] = dict(self._record.epochs[-1]) if self._record.epochs else {}
+        self._best = max((_score(line) for line in self._record.epochs), default=-math.inf)
 
     def epoch(self, metrics: Mapping[str, Any]) -> None:
         """Write an epoch's line."""
         self._writer.epoch(**metrics)
         self._last.update(metrics)
 
-    def keep(self, metrics: Mapping[str, Any], model: nn.Module) -> None:
+    def keep_best(self, metrics: Mapping[str, Any], model: nn.Module) -> None:
         """Keep the weights if no epoch was better."""
-        if self._keeper is not None:
-            self._keeper.epoch(metrics, model)
+        if _score(metrics) > self._best:
+            self._best = _score(metrics)
+            write_weights(self._record.path.with_name(BEST_NAME), model, describe_weights(self._record, metrics))
 
     def end(
         self,
@@ -222,16 +229,23 @@ class RunLogger:
         device: torch.device,
         measures: Mapping[str, Measure],
     ) -> None:
-        """Write the last line, with what is measured of the model."""
-        told = results(progress, self._last, trained, device)
+        """Write the last weights and the last line, with what is measured of the model."""
+        figures = results(progress, self._last, trained, device)
         if progress.diverged:
-            self._writer.end(status="diverged", error=divergence(self._config, progress), **told)
+            self._writer.end(status="diverged", error=divergence(self._config, progress), **figures)
             return
-        if self._keeper is not None:
-            self._keeper.end(self._last, model)
+        if self._keep_weights:
+            write_weights(self._record.path.with_name(LAST_NAME), model, describe_weights(self._record, self._last))
         here = next(model.parameters()).device  # of a sharded model, a copy on the CPU
         taken = {name: measure(model, data, here) for name, measure in measures.items()}
-        self._writer.end(**told, **taken, class_accuracy=class_accuracy)
+        self._writer.end(**figures, **taken, class_accuracy=class_accuracy)
+
+
+def _score(line: Mapping[str, Any]) -> float:
+    """Return how good an epoch was, more being better; minus infinity where it was not evaluated."""
+    if line.get("test_accuracy") is not None:
+        return float(line["test_accuracy"])
+    return -math.inf if line.get("test_loss") is None else -float(line["test_loss"])
 
 
 def first_line(config: Config, optimizer: SharpnessAware, facts: Facts, device: torch.device) -> dict[str, Any]:

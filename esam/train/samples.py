@@ -113,8 +113,8 @@ def check_samples(name: str, samples: Any) -> None:
                 f"got {samples!r:.80}"
             )
         if counts != {len(samples[1])}:
-            told = " or ".join(map(str, sorted(counts)))
-            raise ValueError(f"{name} has {told} inputs and {len(samples[1])} targets; give one for each")
+            numbers = " or ".join(map(str, sorted(counts)))
+            raise ValueError(f"{name} has {numbers} inputs and {len(samples[1])} targets; give one for each")
     elif not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")):
         raise ValueError(
             f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "

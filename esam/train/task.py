@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .batches import Transform
 from .config import did_you_mean
-from .draws import balanced_subset, flip_labels, held_out
+from .draws import balanced_subset, check_share, flip_labels, held_out
 from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
 from .samples import (
     Samples,
@@ -80,7 +80,7 @@ def as_task(name: str, value: Any) -> Task:
     if isinstance(value, (tuple, list)) and len(value) == 2 and not any(isinstance(part, Tensor) for part in value):
         return Task(value[0], value[1])
     raise ValueError(
-        f"{name} must return an esam.train.Task(train, test) or a pair (train, test), got {type(value).__name__}"
+        f"{name} must be an esam.train.Task(train, test) or a pair (train, test), got {type(value).__name__}"
     )
 
 
@@ -88,6 +88,7 @@ def part_of(
     task: Task, *, train_size: int | None = None, label_noise: float = 0.0, validation: bool = False, seed: int = 0
 ) -> Task:
     """Return the task with held-out training samples as its test samples, fewer training samples, or wrong labels."""
+    check_share(label_noise)
     if validation:
         task = held_out_task(task)
     if train_size is None and label_noise == 0:
@@ -132,7 +133,7 @@ def find_factory(name: str) -> Callable[..., Any]:
             "PYTHONPATH, or install the package"
         ) from error
     except Exception as error:  # whatever a user's own module raises, such as a SyntaxError
-        raise _own_failure(f"importing {module_name}", error) from error
+        raise _user_code_error(f"importing {module_name}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         known = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
@@ -161,17 +162,16 @@ def called(name: str, function: Callable[..., Any], *given: Any) -> Any:
     try:
         return function(*given)
     except Exception as error:  # of any kind
-        raise _own_failure(name, error) from error
+        raise _user_code_error(name, error) from error
 
 
-def _own_failure(what: str, error: Exception) -> ValueError:
+def _user_code_error(what: str, error: Exception) -> ValueError:
     if isinstance(error, SyntaxError):
         return ValueError(f"{what} failed at line {error.lineno} of {error.filename}: {error.msg}; mend it there")
     places = traceback.extract_tb(error.__traceback__)
     if isinstance(error, ValueError) and places and Path(places[-1].filename).parent == Path(__file__).parent:
         return ValueError(f"{what}: {error}")  # a Task's own words
-    where = f" at line {places[-1].lineno} of {places[-1].filename}" if places else ""
-    return ValueError(f"{what} failed{where}: {type(error).__name__}: {error}; mend it there")
+    return ValueError(f"{what} failed{user_code_line(error)}: {type(error).__name__}: {error}; mend it there")
 
 
 def make_model(name: str, data: object) -> nn.Module:
@@ -262,8 +262,8 @@ def changed_data(then: Facts | None, now: Facts) -> str | None:
     if then is None or then["fingerprint"] == now["fingerprint"]:
         other = then is not None and then.get("model") != now.get("model")
         return "the model has other tensors than it had" if other else None
-    told = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
-    return f"then {told[0]}, now {told[1]}"
+    both = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
+    return f"then {both[0]}, now {both[1]}"
 
 
 def _add_tensors(digest: Any, *tensors: Tensor) -> None:

@@ -1,0 +1,109 @@
+"""Data, models and readers of a user's own, which tests name as my_parts:NAME."""
+
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+import esam
+from esam.train import Task
+
+X = torch.randn(60, 4, generator=torch.Generator().manual_seed(7))
+Y = (X[:, 0] > 0).long() + (X[:, 1] > 0).long()
+TRAIN, TEST = (X[:40], Y[:40]), (X[40:], Y[40:])
+
+
+class Pairs(Dataset):
+    def __init__(self, x=X, y=Y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, row):
+        return self.x[row], int(self.y[row])
+
+
+def classes():
+    return Task(TRAIN, TEST, classes=("none", "one", "both"))
+
+
+def pair():
+    return TRAIN, TEST
+
+
+def dataset():
+    return Task(Pairs(), TEST)
+
+
+def numbers():
+    return Task((X, X[:, :1]), (X, X[:, :1]), loss=lambda outputs, targets: (outputs - targets).square().mean(1))
+
+
+def pictures():
+    images = X.view(-1, 1, 2, 2).repeat(1, 3, 4, 4)
+    return Task((images[:40], Y[:40]), (images[40:], Y[40:]))
+
+
+def spoilt(value):
+    bad = X.clone()
+    bad[7, 3] = value
+    return bad
+
+
+def infinite_row():
+    return Task(Pairs(spoilt(float("inf"))), TEST)
+
+
+def untested():
+    return Task(TRAIN, (X[Y < 2], Y[Y < 2]))
+
+
+def tensors():
+    return X, Y
+
+
+def net():
+    return nn.Linear(4, 3)
+
+
+def net_of(task):
+    return nn.Linear(4, len(task.classes))
+
+
+def line():
+    return nn.Linear(4, 1)
+
+
+class TwoAnswers(nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3)
+
+    def forward(self, x):
+        return super().forward(x), x
+
+
+class Late(nn.Linear):
+    """Fails in the middle of training."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += self.training
+        if self.calls > 3:
+            raise KeyError("too late")
+        return super().forward(x)
+
+
+def unseeded():
+    torch.manual_seed(unseeded.calls)
+    unseeded.calls += 1
+    return net()
+
+
+unseeded.calls = 0
+
+
+class Mine(esam.SAM):
+    """SAM again."""
