@@ -73,22 +73,33 @@ def train(arguments: list[str]) -> None:
 
 
 def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any, *, quiet: bool) -> RunRecord:
-    from esam.train.build import title
+    from esam.train.build import Parts, build_parts, title
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
+    from esam.train.trackers import StepValues
 
     from .progress import shown
+
+    steps: list[StepValues] = []
+
+    def parts(config: Config) -> Parts:
+        made = build_parts(config)
+        if _tracked(options):  # on every rank, as a norm may need all of them
+            steps.append(StepValues(made.optimizer))
+        return made
 
     with shown(config, title(config), console, quiet=quiet) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)
+            values = {**metrics, **(steps[0].read(metrics) if steps else {})}
             for tracker in trackers:
-                tracker.epoch(metrics)
+                tracker.epoch(values)
 
+        how: dict[str, Any] = {"measures": MEASURES, "watch": watch, "on_batch": view.batch, "keep_weights": True}
         try:
-            return run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True, on_batch=view.batch)
+            return run(config, options.out, parts=parts, **how)
         except Exception as error:  # of any kind: the model, the data and the loss may be the user's
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
