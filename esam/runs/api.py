@@ -25,9 +25,9 @@ from esam.train.build import EVALUATION_BATCH, Parts, build_parts, check_choices
 from esam.train.config import Config, suited
 from esam.train.distributed import Ranks
 from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
-from esam.train.loaded_run import IMAGES, RHO, training_sharpness
+from esam.train.loaded_run import IMAGES, MEASURES, RHO, training_sharpness
 from esam.train.record import RunRecord
-from esam.train.runner import run
+from esam.train.runner import Measure, run
 from esam.train.samples import Batch, Inputs, InputsAdapter, on_device, sample_count
 from esam.train.task import Facts, Task, data_facts, held_out_task
 
@@ -197,7 +197,7 @@ def compare(
                 planned.config,
                 planned.folder,
                 parts=problem.parts,
-                measures={} if planned.config.validation else {"sharpness": problem.sharpness},
+                measures={} if planned.config.validation else problem.measures,
                 watch=None if tell is None else _teller(tell, planned),
                 keep_weights=not planned.config.validation,
             )
@@ -304,8 +304,14 @@ class UserProblem:
             batches=batches,
         )
 
-    def sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
-        """Return R_S over some training samples."""
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
+        split = self._splits[False]
+        picked = not isinstance(split.train, DataLoader) and not isinstance(split.test, DataLoader)
+        return MEASURES if picked else {"sharpness": self._sharpness}
+
+    def _sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
         if not isinstance(self._splits[False].train, DataLoader):
             return training_sharpness(model, task, device)
         _, ordered = self._batches(self._splits[False].train, Config(), device)
