@@ -6,14 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+from esam.runs.plan import SEED, PlannedRun
 from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
 from .parsing import parse_run, take_recipe
 from .train import suited_length
-
-SEED = 100
-"""Of the trials: a comparison's own seeds are likely to be others."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,6 @@ def sweep(arguments: list[str]) -> None:
     except ModuleNotFoundError as error:
         raise ImportError(f"esam sweep needs {error.name}; run: pip install torch-esam[sweep]") from error
     from esam.report.sheets import as_text
-    from esam.runs.plan import PlannedRun
     from esam.runs.preflight import check
 
     described = {name: getattr(options, name) for name in ("sampler", "trials", "objectives", "prune")}

@@ -113,12 +113,10 @@ def _figures(run: PlannedRun, record: RunRecord | None) -> str:
         return "waiting"
     if record.diverged:
         return f"diverged in epoch {record.last_epoch}"
-    evaluated = [line for line in record.epochs if line.get("test_loss") is not None][-1:]
-    return epoch_words({**(evaluated[0] if evaluated else {}), **_known(record.epochs[-1])}, run.config)
-
-
-def _known(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in line.items() if value is not None}
+    latest: dict[str, Any] = {}
+    for line in record.epochs:  # not every epoch is evaluated
+        latest |= {name: value for name, value in line.items() if value is not None}
+    return epoch_words(latest, run.config)
 
 
 def epoch_words(metrics: Mapping[str, Any], config: Config) -> str:

@@ -106,7 +106,7 @@ def _suggest(trial: Trial, name: str, values: BaseDistribution) -> Any:
     if isinstance(values, CategoricalDistribution):
         return trial.suggest_categorical(name, values.choices)
     suggest = trial.suggest_int if isinstance(values, IntDistribution) else trial.suggest_float
-    return suggest(name, values.low, values.high, step=values.step, log=values.log)  # type: ignore[attr-defined]
+    return suggest(name, values.low, values.high, step=values.step, log=values.log)
 
 
 def _grid_points(name: str, values: BaseDistribution) -> list[Any]:
@@ -383,9 +383,9 @@ def write_search(sweep: Sweep, out: Path) -> Path:
         "trials is optimistic: compare it again, with other seeds."
     )
     charts = [_chart(title, figure) for title, figure in figures.items()]
-    section = Section(lead=optimistic, sheets=[trials_sheet(sweep)], left_out=failures, charts=charts)
+    section = Section(lead=optimistic, sheets=[trials_sheet(sweep)], charts=charts)
     title, source = f"A search on {sweep.search.config.data}", f"From {study.study_name} in {shown(sweep.url)}."
-    return write_page(out / REPORT_NAME, title=title, sections=[section], footer=source)
+    return write_page(out / REPORT_NAME, title=title, sections=[section], notes=failures, footer=source)
 
 
 def _chart(title: str, figure: Any) -> Any:
