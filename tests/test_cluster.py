@@ -66,12 +66,15 @@ def test_what_no_node_has_is_refused_at_once(nodes):
 
 def test_the_commands_runs_end_as_they_do_here_though_a_node_is_killed_in_the_middle(nodes, tmp_path, capsys):
     out, killed = tmp_path / "out", []
+    out.mkdir()
 
     def kill_once():
         def killed_one():
-            begun = [record for record in read_records(out) if record.last_epoch > 1 and not record.finished]
-            killed.extend(one for one in begun if not killed and nodes.kill_node_of(str(one.path.parent)))
-            return killed
+            for record in read_records(out, broken=[]):  # a line may be half written
+                if record.last_epoch > 1 and not record.finished and nodes.kill_node_of(str(record.path.parent)):
+                    killed.append(record)
+                    return True
+            return False
 
         wait_until(killed_one, "a run on the node")
 
