@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from esam.runs.sweep import SharedStudy
+from esam.runs.sweep import Sweep
 from esam.train import run
 
 
@@ -47,17 +47,12 @@ class Stuck:
         return Ended(None)
 
 
-def work(url, out):
-    """Take part in the only search of a database."""
-    SharedStudy.join(url).work(Path(out), Here(), poll=0.02)
-
-
-def get_stuck(url, out, sign):
-    """Take a trial and never end it."""
-    SharedStudy.join(url).work(Path(out), Stuck(sign), poll=0.02)
-
-
-def create(url, search, begin):
-    """Make the study when the clock says so, together with others."""
+def work(url, search, out, begin=0.0):
+    """Take part in a search when the clock says so, perhaps together with others."""
     time.sleep(max(0.0, begin - time.time()))
-    SharedStudy.create(url, "search", search)
+    Sweep(search, url, heartbeat=1).work(Path(out), Here(), poll=0.02)
+
+
+def get_stuck(url, search, out, sign):
+    """Take a trial and never end it."""
+    Sweep(search, url, heartbeat=1).work(Path(out), Stuck(sign), poll=0.02)

@@ -68,8 +68,6 @@ def runs(tmp_path_factory):
             folder, "ESAM", seed, accuracy, seconds=138.0, config=extra, forwards=6.5, backwards=6, data=DATA, **more
         )
     write_run(folder, "ESAM", 2, 0.10, config={"settings": {"rho": 0.05}}, finished=False)
-    for name, seed in (("SGD", 0), ("ESAM", 1)):
-        write_analysis(folder / f"{name}-analysis", f"{name}{seed}", seed)
     return folder
 
 
@@ -79,16 +77,6 @@ SEARCH = {
     "trials": [{"rho": rho, "accuracy": accuracy, "loss": 0.5} for rho, accuracy in ((0.05, 0.91), (0.025, 0.9))],
     "chosen": {"rho": 0.05},
 }
-
-
-def write_analysis(folder, run, seed):
-    """What esam analyze leaves beside its pictures: a bowl of 3 x 5 points, and a line through it."""
-    xs, ys = (-1.0, 0.0, 1.0), (-1.0, -0.5, 0.0, 0.5, 1.0)
-    plane = {"axes": [xs, ys], "groups": [[1 + x**2 + 2 * y**2 for x in xs for y in ys]]}
-    line = {"axes": [ys], "groups": [[1 + y**2 for y in ys], [3 + y**2 for y in ys]]}
-    folder.mkdir()
-    told = {"run": {"id": run, "seed": seed}, "landscape": plane, "line": line}
-    (folder / "analysis.json").write_text(json.dumps(told))
 
 
 def summarised(folder):
@@ -216,15 +204,11 @@ def test_a_sheet_turns_numbers_right_and_words_left_and_is_cut_where_the_termina
     assert (rule, first) == ("| --- | ---: | ---: | --- |", "| a | 1 | 2 s | [b]<b>\\| |")
 
 
-def test_a_page_without_charts_has_no_script_escapes_and_takes_the_png_of_a_large_drawing(tmp_path):
-    for name, size in (("small", 3), ("large", 400_001)):
-        (tmp_path / f"{name}.svg").write_bytes(b"s" * size)
-        (tmp_path / f"{name}.png").write_bytes(b"png")
-    section = Section(EVIL, sheets=[SHEET], pictures=sorted(tmp_path.glob("*.svg")), notes=[EVIL])
+def test_a_page_without_charts_has_no_script_and_escapes(tmp_path):
+    section = Section(EVIL, sheets=[SHEET])
     path = write_page(tmp_path / "out" / "page.html", title="Paper", lead=EVIL, sections=[section], footer=EVIL)
     page = path.read_text()
     assert "T &amp; U" in page and "[b]&lt;b&gt;|" in page and "<script" not in page
-    assert re.findall(r'src="(.*?)"', page) == ["data:image/png;base64,cG5n", "data:image/svg+xml;base64,c3Nz"]
 
 
 VISION = {  # Machado, Oliveira and Fernandes 2009, severity 1
@@ -271,8 +255,7 @@ def test_the_same_records_give_the_same_page_and_it_loads_nothing_and_no_records
     page = write_report(runs, tmp_path / "page.html").read_bytes()
     assert write_report(runs, tmp_path / "again" / "page.html").read_bytes() == page
     own = page.split(b'<script type="application/json"')[0]
-    assert not re.search(rb"href\s*=|url\(|@import", own)
-    assert all(url.startswith(b"data:image/svg+xml;base64,") for url in re.findall(rb'src\s*=\s*"(.*?)"', own))
+    assert not re.search(rb"href\s*=|src\s*=|url\(|@import", own)
     with pytest.raises(ValueError, match=r"no record\.jsonl in .* train something first"):
         write_report(tmp_path / "again")
 
@@ -470,24 +453,11 @@ def test_data_and_charts_can_be_taken_away(page):
     assert told["SGD", 0]["epochs"]["lr"] == [0.1, 0.05, 0.1 / 3, 0.025]
 
 
-def test_classes_and_landscapes_are_drawn_where_they_are_known(page):
+def test_classes_are_drawn_where_they_are_known(page):
     data = "return document.getElementById(arguments[0]).data.map(t => [t.meta.name, t.y, t.customdata])"
     sgd, esam = page.execute_script(data, named_chart(page, "Test accuracy on each class"))
     assert sgd == ["SGD", [100, pytest.approx(82)], ["cat", "&lt;script&gt;alert(1)&lt;/script&gt;"]]
     assert esam[1] == [90, 100]
-    pictures = page.find_elements("css selector", "figure.picture")
-    headings = [one.find_element("tag name", "h3").text.split(":")[0] for one in pictures]
-    assert headings == ["Loss around the weights", "Loss along a line through the weights"]
-    assert all(int(one.find_element("tag name", "img").get_attribute("naturalWidth")) > 100 for one in pictures)
-
-
-def test_an_analysis_that_cannot_be_read_costs_no_report(tmp_path):
-    write_run(tmp_path, "SGD", 0, 0.9, data=DATA)
-    told = {"run": {"id": "SGD0", "seed": 0}, "landscape": {"axes": [[0], [0, 1]], "groups": [[1]]}}
-    for number, text in enumerate(("{", "[]", "{}", json.dumps(told), '{"run": 3, "line": {}}')):
-        (tmp_path / f"bad{number}").mkdir()
-        (tmp_path / f"bad{number}" / "analysis.json").write_text(text)
-    assert "Loss around" not in write_report(tmp_path).read_text().split("<script>")[0]
 
 
 def test_of_many_classes_the_hardest_are_shown(tmp_path):

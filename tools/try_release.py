@@ -94,7 +94,7 @@ JOBS: dict[str, list[str]] = {
     "": ["python optimizers.py"],
     "train": [COMPARE, "esam report runs", "esam methods"],
     "train,onnx": [COMPARE, "esam export runs/sam-* model.onnx"],
-    "train,tensorboard": [COMPARE.replace("compare", "train").replace("--methods base sam --seeds 0", "--tensorboard")],
+    "train,tensorboard": [TRACK.format("tensorboard")],
     "train,wandb": [TRACK.format("wandb")],
     "train,mlflow": [TRACK.format("mlflow")],
     "train,cluster": [f"{COMPARE} --cluster ray"],

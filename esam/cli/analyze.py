@@ -53,9 +53,7 @@ class AnalyzeOptions:
     out: Path | None = None
     """Where to write the figures as JSON."""
     pictures: Path | None = None
-    """Folder for pictures (SVG and PNG) and values of landscape, line and density. Interrupted, they resume there.
-
-    Below the folder of a comparison, `esam report` draws them too."""
+    """Folder for pictures (SVG and PNG) and values of landscape, line and density. Interrupted, they resume there."""
 
 
 def analyze(arguments: list[str]) -> None:
@@ -96,12 +94,11 @@ def analyze(arguments: list[str]) -> None:
 
 
 def _write(options: AnalyzeOptions, result: dict[str, Any]) -> None:
-    """Write the figures where they are asked for, and beside the pictures, where `esam report` finds them."""
+    """Write the figures where they are asked for, and beside the pictures."""
     from esam.files import write_atomically
-    from esam.report.landscapes import ANALYSIS_NAME
     from esam.train.record import encode
 
-    beside = None if options.pictures is None else options.pictures / ANALYSIS_NAME
+    beside = None if options.pictures is None else options.pictures / "analysis.json"
     for path in filter(None, (options.out, beside)):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, encode(result))

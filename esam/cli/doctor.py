@@ -10,8 +10,6 @@ from esam.train.config import Config, find_method
 
 from .parsing import parse_run, take_recipe
 
-SLOW = 1.3
-"""Measured time over counted cost from which on a method is dearer here than its passes say."""
 FEW = 20
 """Steps that say little of their time."""
 
@@ -61,6 +59,7 @@ def _watched(config: Config, steps: int) -> tuple[Any, float]:
 
 def _price(config: Config, seconds: float, steps: int) -> list[tuple[str, str]]:
     """Say that a step costs more than it counts for, where the processor does the work."""
+    from esam.report.verdict import SLOW
     from esam.train.build import chosen_device
 
     base = replace(config, method="base", settings={})

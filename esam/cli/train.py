@@ -30,8 +30,6 @@ class TrainOptions:
     """Print the result alone."""
     track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
     """Also write the figures of each epoch by these libraries (extras of the same names), into the run's folder."""
-    tensorboard: bool = False
-    """The same as --track tensorboard."""
 
 
 def train(arguments: list[str]) -> None:
@@ -40,7 +38,7 @@ def train(arguments: list[str]) -> None:
     options, config = parse_run("train", TrainOptions, [*arguments], recipe.config if recipe else Config())
     config = suited_length(config, arguments) if recipe is None else _of_recipe(recipe, config)
     if options.print_config:
-        print(config_text("train", config, Config, {"out": options.out, "track": _tracked(options)}))
+        print(config_text("train", config, Config, {"out": options.out, "track": options.track}))
         return
     from rich.console import Console
 
@@ -56,7 +54,7 @@ def train(arguments: list[str]) -> None:
     check_folder_outside_data(options.out, config)
     check([PlannedRun(config, options.out)])
     first = Ranks.current().first  # on several ranks this one alone tells, and writes
-    trackers = [find_tracker(name, options.out, config) for name in _tracked(options)] if first else []
+    trackers = [find_tracker(name, options.out, config) for name in options.track] if first else []
     try:
         record = _trained(config, options, trackers, Console(), quiet=options.quiet or not first)
     finally:
@@ -73,22 +71,33 @@ def train(arguments: list[str]) -> None:
 
 
 def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any, *, quiet: bool) -> RunRecord:
-    from esam.train.build import title
+    from esam.train.build import Parts, build_parts, title
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
+    from esam.train.trackers import StepValues
 
     from .progress import shown
+
+    steps: list[StepValues] = []
+
+    def parts(config: Config) -> Parts:
+        made = build_parts(config)
+        if options.track:  # on every rank, as a norm may need all of them
+            steps.append(StepValues(made.optimizer))
+        return made
 
     with shown(config, title(config), console, quiet=quiet) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)
+            values = {**metrics, **(steps[0].read(metrics) if steps else {})}
             for tracker in trackers:
-                tracker.epoch(metrics)
+                tracker.epoch(values)
 
+        how: dict[str, Any] = {"measures": MEASURES, "watch": watch, "on_batch": view.batch, "keep_weights": True}
         try:
-            return run(config, options.out, measures=MEASURES, watch=watch, keep_weights=True, on_batch=view.batch)
+            return run(config, options.out, parts=parts, **how)
         except Exception as error:  # of any kind: the model, the data and the loss may be the user's
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
@@ -109,11 +118,6 @@ def suited_length(config: Config, arguments: list[str]) -> Config:
     except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
         return config
     return suited(config, samples, epochs="--epochs" not in words, batch_size="--batch-size" not in words)
-
-
-def _tracked(options: TrainOptions) -> tuple[str, ...]:
-    named = (*options.track, *(["tensorboard"] if options.tensorboard else []))
-    return tuple(dict.fromkeys(named))
 
 
 def _of_recipe(recipe: Comparison, asked: Config) -> Config:

@@ -10,9 +10,6 @@ from esam.runs.plan import Comparison
 from esam.train.config import Config
 
 METHODS = ("base", "base-part", "sam", "esam", "esam-swp", "esam-sds", "esam-random", "slicesam")
-SEARCHED = ("sam", "esam", "esam-swp", "esam-sds")
-"""Methods whose rho was searched for; esam-random takes 0.05, untuned, and slicesam its default."""
-RHOS = (0.05, 0.1, 0.2)
 
 
 def cifar10_small() -> Comparison:
@@ -50,9 +47,3 @@ def cifar100_small() -> Comparison:
 
 def _radii(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
     return {method: {"rho": 0.05} for method in methods if method.startswith(("sam", "esam"))}
-
-
-def search(final: Comparison) -> list[Comparison]:
-    """Return the small search behind a recipe's rho, the same for each method: 20 epochs, one seed, held-out images."""
-    config = dataclasses.replace(final.config, epochs=20, evaluate_every=20, validation=True)
-    return [Comparison(dataclasses.replace(config, settings={"rho": rho}), SEARCHED, seeds=(100,)) for rho in RHOS]

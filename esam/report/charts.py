@@ -63,7 +63,6 @@ def charts(drawn: Sequence[Drawn]) -> list[Chart]:
         curves(drawn, "Test accuracy against the clock, %", (time, accuracy), f"{unit} of training", settled_axis),
         curves(drawn, "Training loss against epochs", (epoch, Quantity("train_loss")), "epoch", loss_axis),
         curves(drawn, "Test loss against epochs", (epoch, Quantity("test_loss")), "epoch", loss_axis),
-        *([] if _alike(drawn, "lr") else [curves(drawn, "Learning rate", (epoch, Quantity("lr")), "epoch", loss_axis)]),
         _sharpness(drawn),
         _by_class(drawn),
     ]
@@ -295,12 +294,3 @@ def settled_axis(points: Sequence[_Point]) -> tuple[dict[str, Any], list[str]]:
 
 def _extent(points: Sequence[_Point]) -> tuple[float, float]:
     return min((point.low for point in points), default=0), max((point.high for point in points), default=0)
-
-
-def _alike(drawn: Sequence[Drawn], key: str) -> bool:
-    """Whether a quantity has one value in each epoch, whichever the run."""
-    at: dict[int, set[float | None]] = {}
-    for run in (run for one in drawn for run in one.summary.group.runs):
-        for line in run.epochs:
-            at.setdefault(line["epoch"], set()).add(line.get(key))
-    return all(len(values) == 1 for values in at.values())

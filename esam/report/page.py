@@ -1,4 +1,4 @@
-"""How do records, tables and pictures become one HTML page that needs nothing else?"""
+"""How do records and tables become one HTML page that needs nothing else?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from esam.files import write_atomically
 from esam.report import settings
 from esam.report.charts import Chart, Drawn, charts
 from esam.report.command import commands_for
-from esam.report.landscapes import LandscapeData, Picture, landscape_pictures, read_analyses
 from esam.report.results import details_sheet, results_sheet, searches, tried_sheet
 from esam.report.sheets import Sheet
 from esam.report.summaries import MethodSummary, summarise
@@ -25,8 +24,6 @@ from esam.styles import MethodStyle, styles
 from esam.train.record import RECORD_NAME, RunRecord, read_records
 
 REPORT_NAME = "report.html"
-LARGE = 400_000
-"""A vector picture of more bytes than this is shown as PNG, where there is one beside it."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +33,6 @@ class Section:
     title: str = ""
     lead: str = ""
     tiles: Sequence[Tile] = ()
-    notes: Sequence[str] = ()
     table: Sheet | None = None
     """The table whose rows the chips switch."""
     styles: Sequence[MethodStyle] = ()
@@ -51,8 +47,6 @@ class Section:
     """Tables that open on a click."""
     left_out: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    pictures: Sequence[Picture | Path] = ()
-    """Drawings; an SVG file is replaced by the PNG beside it where it is large."""
     commands: Sequence[str] = ()
 
 
@@ -75,7 +69,6 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
     named = styles({one.name: one.group.method for one in every})
-    analyses = read_analyses(Path(folder))
     common, differing = settings.common_and_differing([run for one in every for run in one.group.runs])
     unread = [f"A record cannot be read, and its run is left out: {problem}." for problem in broken]
     runs = {title: [run for one in methods for run in one.group.runs] for title, methods in conditions.items()}
@@ -84,7 +77,7 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         path,
         title=_title(list(named), {str(record.config.get("data", "")) for record in records}),
         lead="" if len(conditions) == 1 else f"{finished} finished runs under {len(conditions)} conditions.",
-        sections=[_section(title, methods, named, analyses) for title, methods in conditions.items()],
+        sections=[_section(title, methods, named) for title, methods in conditions.items()],
         notes=[*settings.notes(records), *unread],
         styles=list(named.values()),
         facts=[common, settings.data_sheet(records), settings.environments(records), differing],
@@ -117,7 +110,6 @@ def write_page(
 
         script = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
         scripts = {"plotly": get_plotlyjs().replace("\r\n", "\n"), "script": script}
-    pictures = [[_data_url(picture) for picture in section.pictures] for section in sections]
     environment = Environment(loader=PackageLoader("esam", "report"), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
@@ -131,7 +123,6 @@ def write_page(
         footer=footer,
         runs=runs,
         figures=figures,
-        pictures=pictures,
         scripts=scripts,
         policy=_policy(scripts.values()),
     )
@@ -140,9 +131,7 @@ def write_page(
     return path
 
 
-def _section(
-    title: str, methods: Sequence[MethodSummary], named: Mapping[str, MethodStyle], analyses: Sequence[LandscapeData]
-) -> Section:
+def _section(title: str, methods: Sequence[MethodSummary], named: Mapping[str, MethodStyle]) -> Section:
     drawn = [Drawn(one, named[one.name]) for one in methods]
     answer, changes = verdict(methods), advice(methods)
     seeds = sorted({one.n for one in methods})
@@ -169,7 +158,6 @@ def _section(
         folded=[details_sheet(methods, "More figures"), tried],
         left_out=[item for one in methods for item in one.group.left_out()],
         charts=charts(drawn),
-        pictures=landscape_pictures(drawn, analyses),
         commands=commands_for([one.group for one in methods]),
     )
 
@@ -185,15 +173,6 @@ def _provenance(records: Sequence[RunRecord], finished: int) -> str:
     days = sorted({str(record.run.get("started", ""))[:10] for record in records})
     when = " to ".join([days[0], *days[1:][-1:]])
     return f"From the records of {finished} finished and {len(records) - finished} unfinished runs, started {when}."
-
-
-def _data_url(picture: Picture | Path) -> str:
-    data, kind = (picture.svg if isinstance(picture, Picture) else picture.read_bytes()), "svg+xml"
-    if isinstance(picture, Path) and len(data) > LARGE:
-        small = picture.with_suffix(".png")
-        if small.exists() and small.stat().st_size < len(data):
-            data, kind = small.read_bytes(), "png"
-    return f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
 
 
 def _policy(scripts: Iterable[str]) -> str:

@@ -7,7 +7,7 @@
   const off = new Set();  // methods that are switched off
   const touch = matchMedia("(pointer: coarse)").matches;
   const PRINT_GAP = 20, PRINT_WIDTH = 660, PRINT_HEIGHT = 220;
-  const MOST_BANDS = 3, LABEL_HEIGHT = 14, LABEL_MARGIN = 130;
+  const MOST_BANDS = 3, LABEL_HEIGHT = 14, LABEL_MARGIN = 130, LABELLED = 420;
   let following = false;
   const UNITS = { h: 3600, min: 60, s: 1, GiB: 1024, MiB: 1 };
 
@@ -18,25 +18,20 @@
              grid: value("--grid"), raised: value("--raised"), sans: value("--sans") };
   }
 
-  function axisColours(axis) {
-    const t = theme();
-    return { [`${axis}.color`]: t.quiet, [`${axis}.gridcolor`]: t.grid, [`${axis}.linecolor`]: t.line,
-             [`${axis}.tickcolor`]: t.line };
-  }
-
-  function colours() {
-    const t = theme();
+  function colours(place) {
+    const t = theme(), axes = Object.keys(place.layout).filter((key) => /^[xy]axis\d*$/.test(key));
+    const ofAxis = { color: t.quiet, gridcolor: t.grid, linecolor: t.line, tickcolor: t.line };
     return {
       "font.color": t.quiet, "font.family": t.sans,
       "hoverlabel.bgcolor": t.raised, "hoverlabel.bordercolor": t.line, "hoverlabel.font.color": t.ink,
-      ...axisColours("xaxis"), ...axisColours("yaxis"),
+      ...Object.fromEntries(axes.flatMap((axis) => Object.entries(ofAxis).map(([key, value]) => [`${axis}.${key}`, value]))),
     };
   }
 
-  function layoutOf(figure) {
+  function layoutOf(figure, place) {
     const axis = { zeroline: false, automargin: true, fixedrange: touch, tickfont: { size: 12 } };
     const drawn = structuredClone(figure.layout);  // plotly writes into what it is given
-    const labelled = figure.traces.some((trace) => trace.meta.end) && document.documentElement.clientWidth > 760;
+    const labelled = figure.traces.some((trace) => trace.meta.end) && place.clientWidth >= LABELLED;
     return {
       ...drawn,
       xaxis: { ...axis, showline: true, showgrid: false, ...drawn.xaxis },
@@ -49,7 +44,7 @@
   }
 
   function paintAll(extra = () => ({})) {
-    return Promise.all(places.map((place) => Plotly.relayout(place, { ...colours(), ...extra(place) })));
+    return Promise.all(places.map((place) => Plotly.relayout(place, { ...colours(place), ...extra(place) })));
   }
 
   function printSize(place) {
@@ -93,7 +88,7 @@
   function label(place) {
     const { xaxis, yaxis } = place._fullLayout;
     const ends = place.data.filter((trace) => trace.meta.end && !off.has(trace.meta.group));
-    if (!ends.length || place.clientWidth < 420) {
+    if (!ends.length || place.clientWidth < LABELLED) {
       if (place.layout.annotations?.length) Plotly.relayout(place, { annotations: [] });
       return;
     }
@@ -103,15 +98,16 @@
       const [x, y] = [xaxis.d2p(trace.x.at(-1)), yaxis.d2p(trace.y.at(-1))];
       return { trace, x, y, width: 7 * texts.value.length + 12 };
     });
+    const overlap = (one, other) => one.x <= other.x + other.width && other.x <= one.x + one.width;
     for (const point of points.sort((a, b) => a.y - b.y)) {
       if (!(point.y > -20 && point.y < yaxis._length + 20 && point.x <= xaxis._length + 1)) continue;
-      for (const other of placed) {
-        const aside = point.x > other.x + other.width || other.x > point.x + point.width;
-        if (!aside && point.y < other.y + LABEL_HEIGHT) point.y = other.y + LABEL_HEIGHT;
-      }
+      for (const other of placed) if (overlap(point, other)) point.y = Math.max(point.y, other.y + LABEL_HEIGHT);
       placed.push(point);
     }
-    placed.reduceRight((floor, point) => (point.y = Math.min(point.y, floor)) - LABEL_HEIGHT, yaxis._length);
+    placed.forEach((point) => { point.y = Math.min(point.y, yaxis._length); });
+    placed.toReversed().forEach((point, n, below) => {  // back up, where the last ones have no room below
+      for (const other of below.slice(0, n)) if (overlap(point, other)) point.y = Math.min(point.y, other.y - LABEL_HEIGHT);
+    });
     const annotations = placed.map(({ trace, x, y }) => ({
       xref: "paper", x: x / xaxis._length, xanchor: "left", xshift: 4, showarrow: false,
       yref: "paper", y: 1 - y / yaxis._length, yanchor: trace.error_y ? "bottom" : "middle", name: trace.meta.group,
@@ -232,7 +228,7 @@
   }
 
   figures.forEach((figure, number) => {
-    Plotly.newPlot(places[number], figure.traces, layoutOf(figure), { responsive: true, displayModeBar: false });
+    Plotly.newPlot(places[number], figure.traces, layoutOf(figure, places[number]), { responsive: true, displayModeBar: false });
   });
   paintAll().then(() => { showAll(); document.documentElement.dataset.drawn = ""; });
   places.forEach((place) => {

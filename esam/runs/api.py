@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import inspect
-import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,20 +16,22 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from esam.analysis import ModelObjective, sharpness
-from esam.report import answer_text, summarise, write_report
+from esam.report import MethodSummary, answer_text, summarise, write_report
 from esam.report.results import tried_sheet
 from esam.report.sheets import as_text
+from esam.report.summaries import QUALITY
 from esam.train.batches import Batches, SeededLoader
 from esam.train.build import EVALUATION_BATCH, Parts, build_parts, check_choices
 from esam.train.config import Config, suited
 from esam.train.distributed import Ranks
 from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
-from esam.train.loaded_run import IMAGES, RHO, training_sharpness
+from esam.train.loaded_run import IMAGES, MEASURES, RHO, training_sharpness
 from esam.train.record import RunRecord
-from esam.train.runner import run
+from esam.train.runner import Measure, run
 from esam.train.samples import Batch, Inputs, InputsAdapter, on_device, sample_count
 from esam.train.task import Facts, Task, data_facts, held_out_task
 
+from .live import epoch_words
 from .plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
 from .preflight import UNSEEDED, class_count_of, faults_of_data, faults_of_fit, same_weights, warn_of_untested_classes
 from .tuning import tune as search
@@ -54,17 +55,21 @@ class Compared:
 
         A spread is None with fewer than two seeds, a figure None where the runs have none.
         """
-        return [_row(method, list(records)) for method, records in _by_method(self.records).items()]
+        return [_row(one) for methods in summarise(self.records).values() for one in methods]
 
     @property
     def means(self) -> dict[str, float | None]:
         """The mean test accuracy of each method, or its test loss where the targets are not classes."""
-        return {row["method"]: row[_headline(row)] for row in self.rows}
+        return self._headline()
 
     @property
     def spreads(self) -> dict[str, float | None]:
         """The standard deviation over seeds of what ``means`` gives."""
-        return {row["method"]: row[f"{_headline(row)}_std"] for row in self.rows}
+        return self._headline("_std")
+
+    def _headline(self, suffix: str = "") -> dict[str, float | None]:
+        named = [("test_loss" if row["test_accuracy"] is None else "test_accuracy", row) for row in self.rows]
+        return {row["method"]: row[f"{name}{suffix}"] for name, row in named}
 
     def dataframe(self) -> Any:
         """Return ``rows`` as a pandas DataFrame, indexed by method; needs pandas."""
@@ -192,7 +197,7 @@ def compare(
                 planned.config,
                 planned.folder,
                 parts=problem.parts,
-                measures={} if planned.config.validation else {"sharpness": problem.sharpness},
+                measures={} if planned.config.validation else problem.measures,
                 watch=None if tell is None else _teller(tell, planned),
                 keep_weights=not planned.config.validation,
             )
@@ -299,8 +304,14 @@ class UserProblem:
             batches=batches,
         )
 
-    def sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
-        """Return R_S over some training samples."""
+    @property
+    def measures(self) -> Mapping[str, Measure]:
+        """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
+        split = self._splits[False]
+        picked = not isinstance(split.train, DataLoader) and not isinstance(split.test, DataLoader)
+        return MEASURES if picked else {"sharpness": self._sharpness}
+
+    def _sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
         if not isinstance(self._splits[False].train, DataLoader):
             return training_sharpness(model, task, device)
         _, ordered = self._batches(self._splits[False].train, Config(), device)
@@ -390,43 +401,12 @@ def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator
 
 
 def _teller(tell: Callable[[str], None], planned: PlannedRun) -> Callable[[dict[str, Any]], None]:
-    where = "held-out" if planned.config.validation else "test"
-
-    def line(metrics: dict[str, Any]) -> None:
-        words = [f"epoch {metrics['epoch']}, train loss {metrics['train_loss']:.3f}"]
-        if metrics.get("test_accuracy") is not None:
-            words.append(f"{where} {100 * metrics['test_accuracy']:.2f} %")
-        elif metrics.get("test_loss") is not None:
-            words.append(f"{where} loss {metrics['test_loss']:.4g}")
-        if metrics.get("test_metric") is not None:
-            words.append(f"metric {metrics['test_metric']:.4g}")
-        tell(f"{planned.name}: {', '.join(words)}")
-
-    return line
+    return lambda metrics: tell(f"{planned.name}: {epoch_words(metrics, planned.config)}")
 
 
-def _by_method(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
-    found: dict[str, list[RunRecord]] = {}
-    for record in records:
-        found.setdefault(record.method, []).append(record)
-    return found
-
-
-def _row(method: str, records: Sequence[RunRecord]) -> dict[str, Any]:
-    ends = [record.end for record in records if record.finished and record.end is not None]
-    figures: dict[str, list[Any]] = {
-        "test_accuracy": [end["test_accuracy"].get("last") for end in ends],
-        **{key: [end.get(key) for end in ends] for key in ("test_loss", "test_metric", "train_loss", "train_accuracy")},
-        **{key: [end.get(key) for end in ends] for key in ("sharpness", "seconds", "cpu_seconds")},
-    }
-    row: dict[str, Any] = {"method": method, "name": records[0].name, "n": len(ends)}
-    row["diverged"] = sum(record.diverged for record in records)
-    for key, values in figures.items():
-        known = [value for value in values if value is not None]
-        row[key] = statistics.mean(known) if known else None
-        row[f"{key}_std"] = statistics.stdev(known) if len(known) > 1 else None
+def _row(one: MethodSummary) -> dict[str, Any]:
+    row: dict[str, Any] = {"method": one.group.method, "name": one.name, "n": one.n, "diverged": one.diverged}
+    for name in ("accuracy", *QUALITY, "seconds", "cpu_seconds"):
+        measured, key = getattr(one, name), "test_accuracy" if name == "accuracy" else name
+        row[key], row[f"{key}_std"] = (None, None) if measured is None else (measured.mean, measured.std)
     return row
-
-
-def _headline(row: Mapping[str, Any]) -> str:
-    return "test_accuracy" if row["test_accuracy"] is not None else "test_loss"

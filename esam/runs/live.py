@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -11,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from esam.report import answer_text, summarise
 from esam.report.measured import duration
+from esam.train.config import Config
 from esam.train.record import RunRecord
 
 from .plan import PlannedRun
@@ -109,10 +111,24 @@ def _done(run: PlannedRun, record: RunRecord | None) -> float:
 def _figures(run: PlannedRun, record: RunRecord | None) -> str:
     if record is None or not record.epochs:
         return "waiting"
-    last = record.epochs[-1]
     if record.diverged:
-        return f"diverged in epoch {last['epoch']}"
-    accuracy = next((e["test_accuracy"] for e in reversed(record.epochs) if e.get("test_accuracy") is not None), None)
-    loss = "" if last.get("train_loss") is None else f", train loss {last['train_loss']:.3f}"
-    where = "held-out" if run.config.validation else "test"
-    return f"epoch {last['epoch']}{loss}" + ("" if accuracy is None else f", {where} {100 * accuracy:.2f} %")
+        return f"diverged in epoch {record.last_epoch}"
+    latest: dict[str, Any] = {}
+    for line in record.epochs:  # not every epoch is evaluated
+        latest |= {name: value for name, value in line.items() if value is not None}
+    return epoch_words(latest, run.config)
+
+
+def epoch_words(metrics: Mapping[str, Any], config: Config) -> str:
+    """Say how an epoch went: "epoch 3, train loss 0.213, test 91.25 %"."""
+    where = "held-out" if config.validation else "test"
+    words = [f"epoch {metrics['epoch']}"]
+    if metrics.get("train_loss") is not None:
+        words.append(f"train loss {metrics['train_loss']:.3f}")
+    if metrics.get("test_accuracy") is not None:
+        words.append(f"{where} {100 * metrics['test_accuracy']:.2f} %")
+    elif metrics.get("test_loss") is not None:
+        words.append(f"{where} loss {metrics['test_loss']:.4g}")
+    if metrics.get("test_metric") is not None:
+        words.append(f"metric {metrics['test_metric']:.4g}")
+    return ", ".join(words)

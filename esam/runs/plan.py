@@ -14,6 +14,8 @@ from esam.train.config import Config, did_you_mean, find_method
 from esam.train.record import RECORD_NAME, RunRecord, read_record
 
 CONFIG_NAME, LOG_NAME = "config.json", "log.txt"
+SEED = 100
+"""Of a search's trials: a comparison's own seeds are likely to be others."""
 DEFAULT_METHODS = ("base", "sam", "esam", "slicesam")
 """Compared by default: the base, SAM at twice its cost, and two methods that cost less."""
 

@@ -125,7 +125,10 @@ class Processes:
         """Hand a run to a process."""
         run.prepare()
         kept = self._reuse and not run.config.compile  # graphs of earlier runs would count against compile's limits
-        process = self._idle.pop() if kept and self._idle else WorkerProcess(run)
+        try:
+            process = self._idle.pop() if kept else WorkerProcess(run)
+        except IndexError:  # none is idle; asked like this, as several threads may start runs
+            process = WorkerProcess(run)
         process.begin(run, self._idle.append if kept else WorkerProcess.end)
         return process
 

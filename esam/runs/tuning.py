@@ -22,10 +22,8 @@ from esam.train.config import Config, did_you_mean, find_method
 from esam.train.draws import generator_for
 from esam.train.record import encode
 
-from .plan import Comparison, PlannedRun, configured, folder_of
+from .plan import SEED, Comparison, PlannedRun, configured, folder_of
 
-SEED = 100
-"""Of the trials: a comparison's own seeds are likely to be others."""
 SEARCHED = ("rho", "lr", "weight_decay", "epochs")
 """The settings that can be searched: the method's radius, the base optimizer's settings, and the length."""
 FACTORS = (1, 1 / 2, 2, 1 / 4, 4, 1 / 8, 8, 1 / 16)
