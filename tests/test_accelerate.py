@@ -141,6 +141,21 @@ def test_without_accumulation_a_closure_may_be_given_to_step():
     assert_same(net, by_hand("sam", data())[0])
 
 
+def test_a_second_backward_before_the_step_is_refused_and_names_what_accumulates():
+    """Loops that count micro-batches themselves: every call would end a step, and all but the last be dropped."""
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(*start("sam"))
+    before = copy.deepcopy(model.state_dict())
+    first, second = data()[:2]
+    backward(accelerator, optimizer, lambda x, y: F.cross_entropy(model(x), y), *first)
+    after_first = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match=r"accelerator\.accumulate\(model\)"):
+        backward(accelerator, optimizer, lambda x, y: F.cross_entropy(model(x), y), *second)
+    torch.testing.assert_close(model.state_dict(), after_first, rtol=0, atol=0)
+    assert torch.equal(before["0.weight"], model[0].weight)
+    optimizer.step()  # by the first batch, which is still there
+
+
 def test_a_loss_in_the_old_way_is_refused():
     accelerator = accelerate.Accelerator(cpu=True)
     model, optimizer = accelerator.prepare(*start("sam"))
