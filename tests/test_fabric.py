@@ -1,10 +1,13 @@
 """Lightning Fabric: are its loop's steps those of the plain one, in every precision and on two ranks?"""
 
+import os
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import normalised, problem
-from two_ranks import needs_gloo, on_two_ranks
+from two_ranks import RANKS, needs_gloo, on_two_ranks
 
 from esam import METHODS, SAM
 
@@ -64,8 +67,8 @@ def assert_equal(a, b):
     assert all(torch.equal(a[key], b[key]) for key in a)
 
 
-@pytest.mark.parametrize("name", ["base", "sam", "esam", "slicesam", "looksam"])
-@pytest.mark.parametrize("how", [{}, {"accumulated": True}, {"clip": True}], ids=str)
+@pytest.mark.parametrize("name", ["sam", "esam", "slicesam"])
+@pytest.mark.parametrize("how", [{"clip": True}, {"accumulated": True}], ids=str)
 def test_a_loop_in_32_bits_takes_the_plain_loops_steps_bit_for_bit(name, how):
     fabric = fabric_package.Fabric(accelerator="cpu", devices=1, precision="32-true")
     assert_equal(in_fabric(fabric, name, **how)[0], by_hand(name, **how))
@@ -92,6 +95,15 @@ def test_the_body_may_stay_inline(precision):
         torch.testing.assert_close(value, expected[key], rtol=0, atol=1e-6)  # a mean of float32, in another order
 
 
+def test_a_second_backward_before_the_step_is_refused_and_names_what_accumulates():
+    fabric = fabric_package.Fabric(accelerator="cpu", devices=1)
+    p, optimizer = started("sam")
+    _, optimizer = fabric.setup(p.model, optimizer)
+    backward(fabric, optimizer, p.loss_of, p.x[:8], p.y[:8])
+    with pytest.raises(ValueError, match="last=False"):
+        backward(fabric, optimizer, p.loss_of, p.x[8:], p.y[8:])
+
+
 def test_the_wrapper_is_named_where_it_is_taken_for_the_optimizer():
     fabric = fabric_package.Fabric(accelerator="cpu", devices=1)
     p, optimizer = started("sam")
@@ -102,32 +114,44 @@ def test_the_wrapper_is_named_where_it_is_taken_for_the_optimizer():
         backward(fabric, torch.optim.SGD(p.model.parameters(), lr=0.1), p.loss_of, p.x, p.y)
 
 
-def replicated(rank):
-    def case():
-        from lightning.fabric.wrappers import _FabricModule
+def cases(rank):
+    """Fabric's own ddp on this rank, and the plain loop with DistributedDataParallel."""
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ |= {"LOCAL_RANK": str(rank), "NODE_RANK": "0", "WORLD_SIZE": str(RANKS), "MASTER_PORT": "0"}
+    rows = slice(8 * rank, 8 * rank + 8)
 
-        fabric = fabric_package.Fabric(accelerator="cpu", devices=1, precision="32-true")
+    def trained(name, by_fabric, **settings):
         p = problem(batch=16, dtype=torch.float64, seed=0)
-        replica = torch.nn.parallel.DistributedDataParallel(p.model)
-        model = _FabricModule(replica, fabric.strategy, p.model)
-        optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.05), p.model, perturbation="global")
-        wrapped = fabric.setup_optimizers(optimizer)
-        rows = slice(8 * rank, 8 * rank + 8)
+        optimizer = METHODS[name](torch.optim.SGD(p.model.parameters(), lr=0.05), p.model, seed=3, **settings)
+        if by_fabric:
+            fabric = fabric_package.Fabric(accelerator="cpu", devices=RANKS, strategy="ddp")
+            fabric.launch()
+            model, wrapped = fabric.setup(p.model, optimizer)
+            assert (fabric.world_size, fabric.global_rank) == (RANKS, rank)
+        else:
+            optimizer.model = model = torch.nn.parallel.DistributedDataParallel(p.model)
         for _ in range(STEPS):
-            backward(fabric, wrapped, lambda x, y: F.cross_entropy(model(x), y), p.x[rows], p.y[rows])
-            wrapped.step()
+            if by_fabric:
+                backward(fabric, wrapped, lambda x, y: F.cross_entropy(model(x), y), p.x[rows], p.y[rows])
+                wrapped.step()
+            else:
+                optimizer.step(lambda x, y: F.cross_entropy(model(x), y), p.x[rows], p.y[rows])
         return p.weights
 
-    return [("ddp", case)]
+    for name in ("sam", "slicesam"):
+        for by_fabric in (True, False):
+            yield (name, by_fabric), lambda name=name, by_fabric=by_fabric: trained(name, by_fabric)
+    yield "global", lambda: trained("sam", True, perturbation="global")
 
 
 @needs_gloo
 @pytest.mark.slow
-def test_two_ranks_take_the_step_of_one_process_on_all_samples(tmp_path):
+def test_fabrics_ddp_takes_the_plain_loops_steps_and_with_one_eps_those_of_one_process(tmp_path):
     p = problem(batch=16, dtype=torch.float64, seed=0)
     optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.05), p.model)
     for _ in range(STEPS):
         p.step(optimizer)
-    for seen in on_two_ranks(tmp_path, replicated):
-        for a, b in zip(seen["ddp"], p.weights, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    for seen in on_two_ranks(tmp_path, cases, fork=True):
+        for name in ("sam", "slicesam"):
+            torch.testing.assert_close(seen[name, True], seen[name, False], rtol=0, atol=0)
+        torch.testing.assert_close(seen["global"], p.weights, rtol=0, atol=1e-12)

@@ -39,9 +39,9 @@ for optimizer in (
 print(esam.__version__, esam.__file__)
 for name in ("transformers", "accelerate", "lightning", "lightning.pytorch"):
     sys.modules[name] = None
-import esam.integrations.huggingface, esam.integrations.accelerate
+import esam.integrations.accelerate
 print("imported")
-for name in ("lightning", "trainer"):
+for name in ("lightning", "huggingface"):
     try:
         __import__(f"esam.integrations.{name}")
     except ImportError as error:
@@ -119,11 +119,11 @@ def test_the_wheel_names_its_extras_and_its_command(built):
     assert "esam = esam.cli:main" in entries
 
 
-def test_without_the_trainers_the_mixin_and_backward_import_and_the_callback_says_what_to_install(smoke):
+def test_without_the_trainers_backward_imports_and_the_others_say_what_to_install(smoke):
     assert smoke[1:] == [
         "imported",
         "esam.integrations.lightning needs lightning: pip install torch-esam[lightning]",
-        "esam.integrations.trainer needs transformers: pip install torch-esam[huggingface]",
+        "esam.integrations.huggingface needs transformers: pip install torch-esam[huggingface]",
     ]
 
 

@@ -72,18 +72,15 @@ assert trainer.global_step == 2 and not torch.equal(before, net.net.weight)
 """
 HUGGINGFACE = """
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
-from esam import SAM
-from esam.integrations.huggingface import SharpnessAware
+from transformers import BertConfig, BertForSequenceClassification, TrainingArguments
+from esam.integrations.huggingface import SharpnessAwareTrainer
 import esam.integrations.accelerate
-class MyTrainer(SharpnessAware, Trainer):
-    sharpness = staticmethod(lambda base, model: SAM(base, model, rho=0.05))
 size = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
 model = BertForSequenceClassification(BertConfig(vocab_size=20, num_labels=2, **size))
 data = [{"input_ids": torch.randint(0, 20, (4,)), "labels": torch.tensor(i % 2)} for i in range(8)]
 arguments = TrainingArguments("out", max_steps=2, per_device_train_batch_size=4, report_to=[], save_strategy="no",
                               use_cpu=True, disable_tqdm=True)
-assert MyTrainer(model, arguments, train_dataset=data).train().global_step == 2
+assert SharpnessAwareTrainer(model, arguments, train_dataset=data, method="sam").train().global_step == 2
 """
 COMPARE = "esam compare demo --methods base sam --seeds 0 --epochs 1 --train-size 200 --out runs"
 TRACK = COMPARE.replace("compare", "train").replace("--methods base sam --seeds 0", "--track {}")

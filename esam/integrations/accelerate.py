@@ -23,7 +23,7 @@ from torch import Tensor
 
 from esam.optim.indexing import Dims
 
-from .common import follow_replicas, sharpness_aware
+from .common import prepared, take_passes
 
 _OWN_BACKWARD = ("DEEPSPEED", "MEGATRON_LM", "XLA")
 
@@ -45,24 +45,11 @@ def backward(
         optimizer: One of esam's, prepared by the accelerator.
         loss_of, batch, batch_size, dim: As for ``accumulate``; the function runs the prepared model.
     """
-    ours = sharpness_aware(optimizer)
-    if ours is None:
-        raise ValueError(
-            f"backward() wants one of esam's optimizers, got {type(optimizer).__name__}; build it before "
-            "accelerator.prepare: esam.SAM(torch.optim.SGD(...), model)"
-        )
-    kind = accelerator.distributed_type.name
-    if kind in _OWN_BACKWARD:
-        raise ValueError(f"{kind} runs backward and step by itself: there is no place for a second pass; use DDP")
+    ours = prepared(optimizer, "accelerator.prepare", accelerator.distributed_type.name, _OWN_BACKWARD)
     if ours.has_gradient and not getattr(optimizer, "step_was_skipped", False):
         raise ValueError(
             "a second backward() before optimizer.step(): the first one's batch would be dropped; to accumulate, let "
             "the accelerator count: Accelerator(gradient_accumulation_steps=n) and `with accelerator.accumulate(model)`"
         )
-    if accelerator.num_processes > 1:
-        follow_replicas(ours, lambda: loss_of(*batch) if batch else loss_of(slice(None)))
-    losses = ours.accumulate(loss_of, *batch, scaler=accelerator.scaler, batch_size=batch_size, dim=dim)
-    if accelerator.sync_gradients:
-        ours.gradient()
-    mean: Tensor = (losses[0] if isinstance(losses, tuple) else losses).mean()
-    return mean
+    last = accelerator.sync_gradients
+    return take_passes(ours, loss_of, batch, last=last, scaler=accelerator.scaler, batch_size=batch_size, dim=dim)

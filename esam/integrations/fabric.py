@@ -22,7 +22,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 try:
@@ -32,7 +31,7 @@ except ImportError as error:
 
 from esam.optim.indexing import Dims
 
-from .common import follow_replicas, sharpness_aware
+from .common import prepared, take_passes
 
 _OWN_BACKWARD = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
 
@@ -56,24 +55,15 @@ def backward(
         loss_of, batch, batch_size, dim: As for ``accumulate``; the function runs the model that Fabric set up.
         last: Whether this is the last micro-batch of the step; False where a loop accumulates.
     """
-    ours = sharpness_aware(optimizer)
-    if ours is None:
-        raise ValueError(
-            f"backward() wants one of esam's optimizers, got {type(optimizer).__name__}; build it before fabric.setup: "
-            "esam.SAM(torch.optim.SGD(...), model)"
-        )
-    kind = type(fabric.strategy).__name__
-    if kind in _OWN_BACKWARD:
-        raise ValueError(f"{kind} runs backward by itself: there is no place for a second pass; use ddp or one device")
+    ours = prepared(optimizer, "fabric.setup", type(fabric.strategy).__name__, _OWN_BACKWARD)
     scaler = getattr(fabric.strategy.precision, "scaler", None)
+    if ours.has_gradient and scaler is None:  # which may have skipped the step
+        raise ValueError(
+            "a second backward() before optimizer.step(): the first one's batch would be dropped; to accumulate, pass "
+            "last=False for all but the last micro-batch of a step"
+        )
     wrappers._in_fabric_backward = True  # its modules refuse any backward but fabric.backward, which takes one pass
     try:
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            follow_replicas(ours, lambda: loss_of(*batch) if batch else loss_of(slice(None)))
-        losses = ours.accumulate(loss_of, *batch, scaler=scaler, batch_size=batch_size, dim=dim)
-        if last:
-            ours.gradient()
+        return take_passes(ours, loss_of, batch, last=last, scaler=scaler, batch_size=batch_size, dim=dim)
     finally:
         wrappers._in_fabric_backward = False
-    mean: Tensor = (losses[0] if isinstance(losses, tuple) else losses).mean()
-    return mean

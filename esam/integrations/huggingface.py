@@ -1,151 +1,167 @@
-"""How does Hugging Face's Trainer take a sharpness-aware step? By a mixin over ``create_optimizer`` and the step.
+"""How does Hugging Face's Trainer take a sharpness-aware step? By a Trainer whose step runs the passes of a method.
 
 ```python
-class MyTrainer(SharpnessAware, Trainer):
-    sharpness = staticmethod(lambda base, model: SAM(base, model, rho=0.05))
+trainer = SharpnessAwareTrainer(model, args, train_dataset=data, method="sam", settings={"rho": 0.05})
+
+
+class MySFTTrainer(SFTTrainer, SharpnessAwareTrainer):  # one of TRL's
+    method, settings = "sam", {"rho": 0.05}
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_map
 
-from esam.optim import SharpnessAware as Optimizer
+try:
+    from transformers import Trainer
+except ImportError as error:
+    raise ImportError(
+        "esam.integrations.huggingface needs transformers: pip install torch-esam[huggingface]"
+    ) from error
+
+from esam.optim import RECOMMENDED, SharpnessAware, method_of
 from esam.optim.indexing import size_of
 
 from .common import sharpness_aware
 
 _IGNORED = -100
 """The label of a token that is not predicted, as everywhere in transformers."""
+_PAIRING = {"DPOTrainer", "RewardTrainer"}
+"""The trainers of TRL whose batch is [chosen; rejected]: a sample is a pair of rows there."""
 
 
-class SharpnessAware:
-    """Let a Trainer step by esam's optimizers: ``class MyTrainer(SharpnessAware, Trainer)``.
+class SharpnessAwareTrainer(Trainer):  # type: ignore[misc]
+    """A Trainer whose steps are a method's; precision, accumulation, clipping, logs and checkpoints stay its own.
 
-    ``sharpness(base, model)``, a static method or one of esam's classes, wraps the optimizer that the Trainer creates.
-    Precision, accumulation, clipping, schedulers, logs and checkpoints are the Trainer's own.
+    With a Trainer of another package, put this class last: ``class MySFTTrainer(SFTTrainer, SharpnessAwareTrainer)``.
+    The pairs of TRL's DPOTrainer and RewardTrainer stay together.
 
     ``compute_loss`` runs once for each pass, on the samples of that pass. A ranking that reads single losses (ESAM's by
     default) calls ``sample_losses`` in its place.
+
+    Args:
+        args, kwargs: Of ``transformers.Trainer``. Where ``optimizer_cls_and_kwargs`` makes one of esam's optimizers
+            (``esam.factory.OptimizerFactory``), that is the method.
+        method: A name of ``esam.list_methods()``, or a class as ``package.module:Class``; may be set in the class.
+        settings: Of the method, by name; may be set in the class.
     """
 
-    args: Any
-    accelerator: Any
-    model: Any
-    optimizer: Any
+    method: str = RECOMMENDED
+    settings: Mapping[str, Any] = {}
     _window: int | None = None
     """How many samples all micro-batches of this step have; None: not known."""
 
+    def __init__(
+        self, *args: Any, method: str | None = None, settings: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        self.method = self.method if method is None else method
+        self.settings = self.settings if settings is None else settings
+        method_of(self.method)  # a name that is none is refused before the model is moved
+        super().__init__(*args, **kwargs)
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        owners = [c for c in cls.__mro__ if "training_step" in vars(c) and not issubclass(c, SharpnessAware)]
-        if owners and cls.__mro__.index(owners[0]) < cls.__mro__.index(SharpnessAware):
+        after = cls.__mro__[cls.__mro__.index(SharpnessAwareTrainer) + 1]
+        if after is not Trainer:
             raise ValueError(
-                f"{owners[0].__name__} stands before SharpnessAware, so its own step would be taken; write "
-                f"class {cls.__name__}(SharpnessAware, {owners[0].__name__})"
+                f"the training_step of {after.__name__} would never run; write class {cls.__name__}({after.__name__}, "
+                "SharpnessAwareTrainer)"
             )
 
-    @staticmethod
-    def sharpness(base: torch.optim.Optimizer, model: nn.Module) -> Optimizer:
-        """Wrap the Trainer's optimizer by a method: for you to say which."""
-        raise ValueError(
-            "the Trainer does not say which method to use; add to the class: "
-            "sharpness = staticmethod(lambda base, model: esam.SAM(base, model))"
-        )
+    def sharpness(self, base: torch.optim.Optimizer, model: nn.Module) -> SharpnessAware:
+        """Wrap the Trainer's optimizer; override it where a name and settings do not say enough."""
+        return method_of(self.method)(base, model, **self.settings)
 
     def sample_losses(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
         """Return one loss for each sample; by default for classification, regression and, a sequence each, tokens.
 
         Override it where the loss is your own.
         """
-        if getattr(self, "label_smoother", None) is not None or getattr(self, "compute_loss_func", None) is not None:
+        unknown = None
+        if self.label_smoother is not None or self.compute_loss_func is not None:
+            unknown = "a loss with label smoothing or of your own is not known sample by sample"
+        elif "labels" not in inputs:
+            unknown = f"the inputs {', '.join(inputs)} have no labels"
+        if unknown is not None:
             raise ValueError(
-                "this method ranks samples, and a loss with label smoothing or of your own is not known sample by "
-                "sample; override sample_losses(model, inputs), or choose a method that ranks none, such as SAM"
-            )
-        if "labels" not in inputs:
-            raise ValueError(
-                f"this method ranks samples, and the inputs {', '.join(inputs)} have no labels; override "
-                "sample_losses(model, inputs), or choose a method that ranks none, such as SAM"
+                f"this method ranks samples, and {unknown}; override sample_losses(model, inputs), or choose a method "
+                "that ranks none, such as SAM"
             )
         outputs = model(**inputs)
         logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs.logits
-        kind = getattr(getattr(self.accelerator.unwrap_model(model), "config", None), "problem_type", None)
-        several = kind == "multi_label_classification"
-        return losses_of(logits, inputs["labels"], shifted=self._predicts_next(model), several=several)
+        net = self.accelerator.unwrap_model(model)
+        several = getattr(getattr(net, "config", None), "problem_type", None) == "multi_label_classification"
+        causal = type(net).__name__.endswith(("ForCausalLM", "LMHeadModel"))
+        shifted = causal or bool(getattr(self, "_loss_shifts_labels", False))
+        return losses_of(logits, inputs["labels"], shifted=shifted, several=several)
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Create the Trainer's optimizer, and wrap it."""
-        base = cast(Any, super()).create_optimizer(*args, **kwargs)
+        base = super().create_optimizer(*args, **kwargs)
         if sharpness_aware(base) is None:
             model = args[0] if args else kwargs.get("model")
             self.optimizer = self.sharpness(base, self.model if model is None else model)
-            if not isinstance(self.optimizer, Optimizer):
-                raise ValueError(
-                    f"sharpness(base, model) returned {type(self.optimizer).__name__}; return one of esam's "
-                    "optimizers, such as esam.SAM(base, model)"
-                )
         return self.optimizer
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Collect the micro-batches of a step, and count their samples."""
-        batches, items = cast(Any, super()).get_batch_samples(*args, **kwargs)
-        sizes = [size_of(batch) for batch in batches]
-        known = [size for size in sizes if size is not None]
-        self._window = sum(known) if len(known) == len(sizes) else None
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        sizes = [size_of(self._samples_of(batch)) for batch in batches]
+        self._window = None if None in sizes else sum(sizes)
         return batches, items
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None = None
     ) -> Tensor:
         """Take the passes of one micro-batch; return its part of the step's mean loss."""
-        optimizer = self._ours(model)
+        optimizer = self._checked_optimizer(model)
         model.train()
-        inputs = cast(Any, self)._prepare_inputs(inputs)
-        paired = self._pairs_rows(inputs)
-        inputs = pairs_of_rows(inputs) if paired else inputs
-        size = size_of(inputs)
-        steps = getattr(self, "current_gradient_accumulation_steps", 1)
-        share = 1 / steps if size is None or self._window is None else size / self._window
+        rows = self._prepare_inputs(inputs)
+        samples = self._samples_of(rows)
+        size = size_of(samples)
+        share = 1 / getattr(self, "current_gradient_accumulation_steps", 1)
+        if size is not None and self._window is not None:
+            share = size / self._window
 
-        def loss_of(samples: Any) -> Tensor:
-            count = size_of(samples)
+        def loss_of(part: Any) -> Tensor:
+            count = size_of(part)
             kept = share if size is None or count is None else share * count / size
-            part = {**(rows_of_pairs(samples) if paired else samples)}  # a copy: compute_loss may pop the labels
-            with cast(Any, self).compute_loss_context_manager():
+            part = {**part} if samples is rows else _rows_of_pairs(part)  # a copy: compute_loss may pop the labels
+            with self.compute_loss_context_manager(), nullcontext() if optimizer.first_pass else _uncounted(self):
                 if optimizer.needs_losses:
                     return self.sample_losses(model, part)
                 # tokens of all micro-batches: a part's sum is divided by the part's number of them
                 items = num_items_in_batch if num_items_in_batch is None or kept == 1 else num_items_in_batch * kept
-                loss: Tensor = cast(Any, self).compute_loss(model, part, num_items_in_batch=items)
+                loss: Tensor = self.compute_loss(model, part, num_items_in_batch=items)
                 return loss
 
-        scaler = self.accelerator.scaler
-        losses = optimizer.accumulate(loss_of, inputs, scaler=scaler)
+        losses = optimizer.accumulate(loss_of, samples, scaler=self.accelerator.scaler)
         if self.accelerator.sync_gradients:
             optimizer.gradient()
         loss: Tensor = losses.mean() * share
         return loss
 
-    def _pairs_rows(self, inputs: Mapping[str, Any]) -> bool:
-        """Tell whether a batch is [chosen; rejected], as TRL's DPOTrainer has it: a sample is then a pair of rows."""
-        names = [kind.__name__ for kind in type(self).__mro__]
-        return "DPOTrainer" in names and not any(str(key).startswith("chosen") for key in inputs)
+    def _samples_of(self, batch: Any) -> Any:
+        """Return a batch with one row a sample: rows that belong together become one, of shape (2, ...)."""
+        names = {kind.__name__ for kind in type(self).__mro__}
+        return _pairs_of_rows(batch) if names & _PAIRING and "input_ids" in batch else batch
 
-    def _ours(self, model: nn.Module) -> Optimizer:
+    def _checked_optimizer(self, model: nn.Module) -> SharpnessAware:
         """Return our optimizer, with the model as it is wrapped now."""
         optimizer = sharpness_aware(self.optimizer)
-        if optimizer is None or getattr(self, "is_deepspeed_enabled", False):
+        if optimizer is None or self.is_deepspeed_enabled:
             raise ValueError(
-                f"the Trainer steps by {type(self.optimizer).__name__}, which takes no second pass; leave DeepSpeed "
-                "out, and let create_optimizer return what SharpnessAware made"
+                f"the Trainer steps by {type(self.optimizer).__name__}, which takes no second pass; let "
+                "sharpness(base, model) return one of esam's optimizers, and leave DeepSpeed out"
             )
         if self.args.n_gpu > 1:
             raise ValueError(
@@ -156,35 +172,43 @@ class SharpnessAware:
             optimizer.model = model
         return optimizer
 
-    def _predicts_next(self, model: nn.Module) -> bool:
-        """Tell whether a token's logits are for the next one."""
-        name = type(self.accelerator.unwrap_model(model)).__name__
-        return bool(getattr(self, "_loss_shifts_labels", False)) or name.endswith(("ForCausalLM", "LMHeadModel"))
+
+@contextmanager
+def _uncounted(trainer: Trainer) -> Iterator[None]:
+    """Leave what TRL counts as it was: the samples of a later pass have been counted in the first."""
+    counts = {name: vars(trainer)[name] for name in ("_metrics", "_total_train_tokens") if name in vars(trainer)}
+    before = copy.deepcopy(counts)
+    try:
+        yield
+    finally:
+        vars(trainer).update(before)
 
 
-def pairs_of_rows(batch: Any) -> Any:
-    """Return [chosen; rejected], of 2 B rows, as B pairs: shape (B, 2, ...)."""
-    size = size_of(batch)
+def _pairs_of_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Return [chosen; rejected], of 2 B rows, as B pairs: shape (B, 2, ...); what has B rows stays as it is."""
+    rows = len(batch["input_ids"])
 
-    def paired(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.dim() == 0 or len(leaf) != size or size % 2:
-            return leaf
-        return leaf.reshape(2, size // 2, *leaf.shape[1:]).transpose(0, 1)
+    def paired(value: Any) -> Any:
+        stacked = isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
+        return value.unflatten(0, (2, rows // 2)).transpose(0, 1) if stacked else value
 
-    return tree_map(paired, {**batch})
+    return {name: paired(value) for name, value in batch.items()}
 
 
-def rows_of_pairs(batch: Any) -> Any:
+def _rows_of_pairs(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Return pairs as [chosen; rejected] again.
 
-    >>> rows_of_pairs(pairs_of_rows({"x": torch.arange(6)}))
-    {'x': tensor([0, 1, 2, 3, 4, 5])}
+    >>> batch = {"input_ids": torch.arange(6), "margin": torch.ones(3)}
+    >>> _rows_of_pairs(_pairs_of_rows(batch))
+    {'input_ids': tensor([0, 1, 2, 3, 4, 5]), 'margin': tensor([1., 1., 1.])}
     """
-    size = size_of(batch)
-    return tree_map(
-        lambda t: t.transpose(0, 1).flatten(0, 1) if isinstance(t, Tensor) and t.shape[:2] == (size, 2) else t,
-        batch,
-    )
+    size = len(batch["input_ids"])
+
+    def stacked(value: Any) -> Any:
+        paired = isinstance(value, Tensor) and value.shape[:2] == (size, 2)
+        return value.transpose(0, 1).flatten(0, 1) if paired else value
+
+    return {name: stacked(value) for name, value in batch.items()}
 
 
 def losses_of(logits: Tensor, labels: Tensor, *, shifted: bool = False, several: bool = False) -> Tensor:

@@ -18,6 +18,8 @@ RHO_KEY = "sam_rho"
 """The key of a group's own radius; plain ``rho`` belongs to some bases, such as Adadelta."""
 PERTURB_KEY = "perturb"
 _PREFIX = "sharpness_aware_"
+_BASE = f"{_PREFIX}base"
+"""The key of a base's state that is not in torch's form, as that of pytorch_optimizer's Lookahead is."""
 
 
 def _of_base(name: str, doc: str = "As the base's own.") -> Any:
@@ -157,7 +159,7 @@ class Wrapper(StandIn):
         wherever the base's goes, through ``torch.distributed.checkpoint`` too; but not back from its flattened form,
         which asks the base's own state for the names to read.
         """
-        saved = self.base.state_dict()
+        saved = self._in_torchs_form(self.base.state_dict())
         groups = [dict(group) for group in saved["param_groups"]]
         state = {n: dict(entries) for n, entries in saved["state"].items()}
         groups[0][f"{_PREFIX}{type(self).__name__}"] = self.generator.get_state()
@@ -181,6 +183,7 @@ class Wrapper(StandIn):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from ``state_dict``; one saved by the base optimizer alone starts with fresh memory."""
+        state_dict = self._in_torchs_form(state_dict)
         groups, in_groups = _parted(dict(enumerate(state_dict["param_groups"])))
         state, by_parameter = _parted(state_dict["state"])
         memory = {name: value for entries in in_groups.values() for name, value in entries.items()}
@@ -192,7 +195,8 @@ class Wrapper(StandIn):
             )
         self._step = None
         settings = [{k: g[k] for k in (RHO_KEY, PERTURB_KEY) if k in g} for g in self.base.param_groups]
-        self.base.load_state_dict({**state_dict, "state": state, "param_groups": list(groups.values())})
+        theirs = {**state_dict, "state": state, "param_groups": list(groups.values())}
+        self.base.load_state_dict(state_dict.get(_BASE, theirs))
         if not savers:  # a state of the base alone knows nothing of the groups' own radii
             for group, kept in zip(self.base.param_groups, settings, strict=True):
                 group.update({**kept, **group})
@@ -221,6 +225,11 @@ class Wrapper(StandIn):
     _initial: Mapping[str, Any] = {}
     """What the remembered attributes were after construction."""
 
+    def _in_torchs_form(self, saved: dict[str, Any]) -> dict[str, Any]:
+        if "param_groups" in saved:
+            return saved
+        return {"state": {}, "param_groups": [{"params": list(range(len(self._parameters())))}], _BASE: saved}
+
     def _parameters(self) -> list[Tensor]:
         return [p for group in self.base.param_groups for p in group["params"]]
 
@@ -236,9 +245,9 @@ class Wrapper(StandIn):
 
 def _parted(owners: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]]]:
     """Part each owner's entries: the base's, and ours by their names without the prefix."""
-    theirs = {k: {n: v for n, v in entries.items() if not n.startswith(_PREFIX)} for k, entries in owners.items()}
+    theirs = {k: {n: v for n, v in entries.items() if not str(n).startswith(_PREFIX)} for k, entries in owners.items()}
     ours = {
-        k: {n.removeprefix(_PREFIX): v for n, v in entries.items() if n.startswith(_PREFIX)}
+        k: {n.removeprefix(_PREFIX): v for n, v in entries.items() if str(n).startswith(_PREFIX)}
         for k, entries in owners.items()
     }
     return {k: entries for k, entries in theirs.items() if entries}, ours
