@@ -1,4 +1,4 @@
-"""What do two ranks exchange in a step, and what does it take? Counted and measured, for the model in docs/scaling.md.
+"""What do two ranks exchange in a step, and what does it take? Counted and measured, for the model in docs/speed.md.
 
     python benchmarks/parallel.py [--rounds 20] [--out results/speed/parallel.json]
 

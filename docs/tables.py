@@ -5,7 +5,6 @@ A block begins with ``<!-- name -->`` and ends with ``<!-- /name -->``, each on 
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
@@ -16,9 +15,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
-from esam.bench.steps import steps_sheet  # noqa: E402
 from esam.files import write_atomically  # noqa: E402
-from esam.optim import METHODS, reference  # noqa: E402
+from esam.optim import METHODS  # noqa: E402
 from esam.report import summarise  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
 from esam.report.sheets import Sheet, as_markdown  # noqa: E402
@@ -30,8 +28,7 @@ from experiments.trial import page as trial_page  # noqa: E402
 RESULTS = ROOT / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHOWN = ("Seeds", "Test acc., %", "Train acc., %", "Sharpness", "Forward", "Backward")
-NOISY, CLEAN = 0.2, 0.0
-STEPS = ("step by", "ms", "time / base", "total / base", "forward", "backward", "units")
+PEERS = ("pytorch_optimizer", "sam, two-step pattern", "esam, as released", "esam-swp, as released")
 
 
 def record(name: str) -> dict[str, Any]:
@@ -39,24 +36,22 @@ def record(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / name).read_text())  # type: ignore[no-any-return]
 
 
-def summaries(pack: str, noise: float) -> list[Any]:
-    """Return the methods of one condition, averaged over seeds; the trials of a search are left out."""
-    found = read_records(RESULTS / f"{pack}.jsonl.xz")
-    records = [r for r in found if r.config["label_noise"] == noise and "search" not in r.path.parts]
+def summaries(pack: str) -> list[Any]:
+    """Return the methods of a comparison, averaged over seeds; the trials of a search are left out."""
+    records = [r for r in read_records(RESULTS / f"{pack}.jsonl.xz") if "search" not in r.path.parts]
     (methods,) = summarise(records).values()
     return methods
 
 
-def results(pack: str, noise: float) -> str:
-    """Return the results of one condition as a table."""
-    return as_markdown(results_sheet(summaries(pack, noise), columns=SHOWN))
+def demo() -> str:
+    """Return the demo, in which every method has the same number of epochs."""
+    return as_markdown(results_sheet(summaries("demo"), columns=SHOWN))
 
 
 def own_lengths() -> str:
     """Return the demo, in which every method has its own number of epochs."""
-    methods = summaries("demo_own_length", 0.3)
     shown = ("Seeds", "Test acc., %", "Points vs SGD", "Train acc., %", "CPU time vs SGD", "epochs, tuned")
-    return as_markdown(results_sheet(methods, columns=shown))
+    return as_markdown(results_sheet(summaries("demo_own_length"), columns=shown))
 
 
 def timed(model: str) -> dict[str, Any]:
@@ -83,25 +78,40 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return as_markdown(Sheet("", tuple(head), tuple(map(tuple, rows))))
 
 
-def chosen(sheet: Sheet, columns: Sequence[str]) -> str:
-    """Return some columns of a sheet as a table."""
-    places = [sheet.head.index(column) for column in columns]
-    rows = [tuple(row[i] for i in places) for row in sheet.rows if row[0] != "saf"]  # measured, and since left out
-    return as_markdown(Sheet(sheet.title, tuple(columns), tuple(rows)))
+def steps() -> str:
+    """Return what a step of every method takes on both models, counted and measured, and compiled."""
+    import compile
+
+    nets = [timed(model) for model in ("resnet18", "vit-tiny")]
+    sheet = compile.sheet(record("speed/compile-resnet18.json"))
+    compiled = {row[0]: row[sheet.head.index("compiled / eager")] for row in sheet.rows}
+    rows = [
+        (f"`{name}`", f"{METHODS[name].units() / 3:.2f}", *(_ratio(net[name]) for net in nets), compiled[name])
+        for name in METHODS
+        if all(name in net for net in nets) and name in compiled
+    ]
+    return table(("step by", "counted", "ResNet-18", "ViT", "compiled / eager"), rows)
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    ratio = row["time / base"]
+    return f"{ratio['of totals']:.2f} ({ratio['interval'][0]:.2f} to {ratio['interval'][1]:.2f})"
+
+
+def peers() -> str:
+    """Return what steps of other packages take on a ResNet-18, beside ours in the same run."""
+    found = record("speed/peers-resnet18.json")["contenders"]
+    rows = [
+        (name, _ratio(found[name]), *(f"{found[name][way]:.3g}" for way in ("forwards", "backwards")))
+        for name in ("sam", "esam", "esam-swp", *PEERS)
+    ]
+    return table(("step by", "time / base", "forward", "backward"), rows)
 
 
 def methods() -> str:
     """Return the methods and controls of the registry: what each does, what it costs."""
     rows = [(f"`{name}`", row.summary, f"{row.units():.3g}") for name, row in METHODS.items()]
     return table(("name", "what a step does", "cost"), rows)
-
-
-def compiled() -> str:
-    """Return a whole step's time, compiled beside eager."""
-    import compile
-
-    sheet = compile.sheet(record("speed/compile-resnet18.json"))
-    return chosen(sheet, sheet.head)
 
 
 def five_problems() -> str:
@@ -118,47 +128,25 @@ def wrapper() -> str:
     return table(("step by", "microseconds", "of SAM by hand"), rows)
 
 
-def source(*things: object) -> str:
-    """Return functions and classes as they stand in the code."""
-    return "```py\n" + "\n\n".join(inspect.getsource(thing) for thing in things) + "```"  # type: ignore[arg-type]
-
-
-def frontier() -> str:
-    """Return the closed study of many methods."""
-    from experiments.frontier import table
-
-    return as_markdown(table())
-
-
 BLOCKS: dict[str, Callable[[], str]] = {
     "methods": methods,
-    **{
-        f"steps-{name}": lambda name=name: chosen(steps_sheet(record(f"speed/{name}.json")), STEPS)  # type: ignore[misc]
-        for name in ("resnet18", "vit-tiny", "peers-resnet18")
-    },
-    "compile-resnet18": compiled,
-    "reference-esam": lambda: source(reference.gradient, reference.at_perturbed, reference.ESAM),
-    "reference-sam": lambda: source(reference.sam),
+    "steps": steps,
+    "peers": peers,
     "toy-method": lambda: f"```python\n{(ROOT / 'tests' / 'toy_method.py').read_text()}```",
     "wrapper": wrapper,
     "five-problems": five_problems,
-    "demo": lambda: results("demo", 0.3),
+    "demo": demo,
     "demo-own-length": own_lengths,
-    "cifar10": lambda: results("cifar10", CLEAN),
-    "cifar10-noisy": lambda: results("cifar10", NOISY),
-    "cifar100": lambda: results("cifar100", CLEAN),
-    "frontier": frontier,
     "trial-answers": lambda: trial_page.answered(trial_page.committed()),
     "trial-tables": lambda: trial_page.tables(trial_page.committed()),
     "trial-short": lambda: trial_page.short(trial_page.committed()),
     "paper-counts": paper_page.counts,
-    "paper-claims": paper_page.claims_table,
-    "paper-runs": paper_page.runs_table,
-    "paper-tables": paper_page.item_tables,
+    "paper-claims": paper_page.claims,
+    "paper-first-round": paper_page.first_round,
+    "paper-runs": paper_page.runs,
     "paper-pictures": paper_page.pictures,
     "scaling-many": lambda: as_markdown(scaling.many_table()),
     "scaling-measured": lambda: as_markdown(scaling.measured_table(record("speed/parallel.json"))),
-    "scaling-memory": lambda: as_markdown(scaling.memory_table(record("speed/parallel.json"))),
     "step-times": step_times,
 }
 

@@ -1,8 +1,8 @@
-"""Which method kept SAM's accuracy for which price, in nine small regimes? A closed study: its records, one table.
+"""Which method kept SAM's accuracy for which price, in nine small regimes? A closed study: its records, one picture.
 
-    python -m experiments.frontier docs/frontier.png      draw the picture; docs/tables.py writes the table
+    python -m experiments.frontier docs/frontier.png
 
-What is wrong with this study stands on its page, docs/frontier.md. Its runs cannot be started again.
+docs/slicesam.md says what is wrong with this study. Its runs cannot be started again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from esam.report.sheets import Sheet
 from esam.train.packed import read_pack
 
 PACK = Path(__file__).resolve().parent.parent / "results" / "frontier.jsonl.xz"
@@ -57,10 +56,7 @@ class Row:
     control: bool
     time: float
     """Processor time over the base's: the geometric mean."""
-    over_base: tuple[float, float]
     over_sam: tuple[float, float]
-    above_sam: int
-    """In how many regimes its mean is at or above SAM's."""
 
 
 def read_rows() -> list[Row]:
@@ -74,25 +70,12 @@ def read_rows() -> list[Row]:
             seconds[regime, candidate].append(end["cpu_seconds"])
     rows = []
     for name, title in TITLES.items():
-        gains = {other: [_gain(accuracy, regime, name, other) for regime in REGIMES] for other in ("base", "sam")}
+        gains = [_gain(accuracy, regime, name, "sam") for regime in REGIMES]
         times = [fmean(seconds[regime, name]) / fmean(seconds[regime, "base"]) for regime in REGIMES]
         control = name == "sam-short" or name.startswith("base")
-        above = sum(gain >= 0 for gain in gains["sam"])
         time = math.exp(fmean(map(math.log, times)))
-        rows.append(Row(title, control, time, _interval(gains["base"]), _interval(gains["sam"]), above))
+        rows.append(Row(title, control, time, _interval(gains)))
     return sorted(rows, key=lambda row: -row.over_sam[0])
-
-
-def table() -> Sheet:
-    """Return the candidates as one table."""
-    lines = [
-        (row.name, f"{row.time:.2f}", *(f"{gain:+.1f} ± {half:.1f}" for gain, half in (row.over_base, row.over_sam)),
-         f"{row.above_sam} of {len(REGIMES)}")
-        for row in read_rows()
-    ]  # fmt: skip
-    return Sheet(
-        "", ("Candidate", "Time / base", "Over base, points", "Over SAM, points", "At or above SAM"), tuple(lines)
-    )
 
 
 def draw(path: Path) -> list[Path]:

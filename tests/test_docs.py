@@ -184,8 +184,8 @@ def test_everything_public_is_described():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_a_page_is_no_longer_than_a_readers_patience(page):
-    limit = 9_500 if page.name == "README.md" else 12_000
-    assert len(page.read_text()) <= limit
+    limits = {"README.md": 9_500, "reproduce.md": 15_000}  # one line for each of the paper's claims
+    assert len(page.read_text()) <= limits.get(page.name, 10_000)
 
 
 def test_the_summary_for_language_models_names_every_page():

@@ -14,15 +14,15 @@ from torch import nn
 
 from esam import ESAM
 from experiments.paper import probe
-from experiments.paper.__main__ import claims_table, counted, main
+from experiments.paper.__main__ import main
 from experiments.paper.data import WATCH, drawn, set_losses
 from experiments.paper.hyperparameters import PAPER, SCALES, paper_scale, tiny_scale
-from experiments.paper.items import ITEMS, every_claim, jobs_of, judged, run_list, unique
-from experiments.paper.jobs import training
-from experiments.paper.plan import hours, item_plan
-from experiments.paper.results import Results
+from experiments.paper.items import ITEMS, jobs_of, judged
+from experiments.paper.jobs import Training, load_trained, training
+from experiments.paper.plan import hours, item_plan, left
+from experiments.paper.results import Results, open_results
 from experiments.paper.rules import NOT_RUN
-from experiments.paper.store import Store
+from experiments.paper.store import EPOCHS, Store
 
 ROOT = Path(__file__).parent.parent
 RESNET = ("ResNet-18", "CIFAR-10")
@@ -34,9 +34,8 @@ def everything(tmp_path_factory):
     scale = dataclasses.replace(tiny_scale(), seeds=2, few=2, processes=2)
     results = Results(Store(tmp_path_factory.mktemp("paper"), None), scale)
     for _ in range(2):  # what follows from the grid comes in the second round
-        for job in unique(job for _, jobs in run_list(results) for job in jobs):
+        for job in jobs_of(ITEMS, results):
             if not job.done(results.store):
-                assert job.ready(results.store), job.name
                 job.do(results.store, scale)
     return results
 
@@ -44,11 +43,18 @@ def everything(tmp_path_factory):
 @pytest.mark.slow
 def test_the_run_list_makes_every_item_and_leaves_no_claim_without_a_verdict(everything):
     for name in ITEMS:
-        assert all(job.done(everything.store) for job in jobs_of(name, everything)), name
-    found = {f"{name}: {claim.text}": verdict for name, claim, verdict in judged(everything)}
-    assert [text for text, verdict in found.items() if verdict.verdict == NOT_RUN] == []
-    assert len(claims_table(everything).rows) == len(every_claim()) >= 60
-    assert counted(everything).endswith("0 not run")
+        assert left(jobs_of([name], everything), everything)[2] == 0, name
+    found = {f"{name}: {claim.text}": verdict.verdict for name, claim, verdict in judged(everything)}
+    assert len(found) >= 60 and NOT_RUN not in found.values()
+
+
+@pytest.mark.slow
+def test_probes_leave_a_training_as_it_would_be_without_them(everything, tmp_path):
+    run = training(everything.scale, RESNET, "esam", 0)
+    Training(run.name, run.config).do(Store(tmp_path, None), everything.scale)
+    one, two = (load_trained(store, everything.scale, run)[0] for store in (everything.store, Store(tmp_path, None)))
+    assert all(torch.equal(p, q) for p, q in zip(one.parameters(), two.parameters(), strict=True))
+    assert run.probed and not training(everything.scale, RESNET, "sam", 0).probed
 
 
 @pytest.mark.slow
@@ -65,11 +71,13 @@ def test_what_is_committed_is_never_replaced_and_judges_alone(everything, tmp_pa
     pack = tmp_path / "paper.jsonl.xz"
     added = Store(everything.store.folder, pack).commit()
     alone = Results(Store(tmp_path / "nothing here", pack), everything.scale)
-    assert added > 50 and claims_table(alone) == claims_table(everything)
+    assert added > 50 and judged(alone) == judged(everything)
     with pytest.raises(ValueError, match="is committed in .* and stays as it is"):
         alone.store.write(alone.store.names("timing/")[0], [{}])
     assert Store(everything.store.folder, pack).commit() == 0
     assert not any("work" in name for name in alone.store.committed)
+    probed = sum(name.endswith(EPOCHS) for name in alone.store.committed)
+    assert probed == len(jobs_of(["appendix2"], alone))  # what steps saw is kept of these alone
 
 
 def test_a_run_that_is_not_finished_is_not_committed(tmp_path):
@@ -114,19 +122,16 @@ def test_the_watch_sees_the_losses_of_esams_own_step():
     assert WATCH.epoch() == {}
 
 
-def test_a_probe_leaves_the_net_as_it_was_and_agrees_with_autograd():
+def test_a_probe_leaves_the_net_as_it_was_and_sees_the_loss_in_train_mode():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train()
     x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    batch = probe.Batch(net, x, y)
-    found = probe.inside(batch, 0.05, 0.5, torch.Generator().manual_seed(0))
-    deep = probe.deeper(batch, 0.05, 0.5, 50, torch.Generator().manual_seed(0))
+    batch = probe.TrainMode(net, x, y)
+    found = probe.inside(batch, 0.05, 0.5, seed=0)
+    deep = probe.along(batch, 0.05, 0.5, 50, seed=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-    gradient = torch.autograd.grad(nn.functional.cross_entropy(net(x), y), list(net.parameters()))
-    assert probe.dot(batch.gradient(batch.theta), dict(zip(batch.theta, gradient, strict=True))) == pytest.approx(
-        sum(float(g.square().sum()) for g in gradient), rel=1e-5
-    )
+    assert float(batch(batch.parameters)) == pytest.approx(float(nn.functional.cross_entropy(net(x), y)), rel=1e-6)
     assert -1 <= found["cosine B-"] <= 1 and found["cosine B+"] > 0
     assert deep["zeta sam"] < 0.05 and deep["mean cosine"] > 0.8 and 0.3 < deep["mean distance"] < 2
 
@@ -150,8 +155,7 @@ def test_equal_runs_have_one_name_and_other_runs_another():
     names = [training(scale, RESNET, "esam-swp", 0, beta=beta).name for beta in (0.5, 0.6)]
     assert names[1] == training(scale, RESNET, "esam-swp", 0).name != names[0]
     assert training(scale, RESNET, "base", 0, weight_decay=1e-3).name != training(scale, RESNET, "base", 0).name
-    every = unique(job for _, jobs in run_list(Results(Store(Path("nowhere"), None), scale)) for job in jobs)
-    runs = [job for job in every if hasattr(job, "config") and not job.name.startswith("probed/")]
+    runs = [job for job in jobs_of(ITEMS, Results(Store(Path("nowhere"), None), scale)) if isinstance(job, Training)]
     assert len({job.config.id() for job in runs}) == len(runs)
 
 
@@ -180,8 +184,8 @@ def test_the_command_lists_judges_and_refuses_what_it_would_ignore(tmp_path, cap
     assert main(["claims", *out]) == 0 and "claims:" in capsys.readouterr().out
     assert main(["runs", "--plan", *out]) == 0 and "Figure 1" in capsys.readouterr().out
     assert main(["table1", "--jobs", "0", *out]) == 1 and "--jobs must be 1 or more" in capsys.readouterr().err
-    assert main(["table1", "--as-released", "--plan", *out]) == 1
-    for words in (["tabel1"], ["claims", "--plan"], ["claims", "--as-released"], ["table1", "--scale", "huge"]):
+    assert main(["commit", "--scale", "tiny", *out]) == 1 and "scale cpu" in capsys.readouterr().err
+    for words in (["tabel1"], ["claims", "--plan"], ["table1", "--scale", "huge"], ["runs", "--only", "tabel1"]):
         with pytest.raises(SystemExit):
             main(words)
 
@@ -190,7 +194,7 @@ def test_the_command_lists_judges_and_refuses_what_it_would_ignore(tmp_path, cap
 def test_killed_at_any_moment_it_leaves_no_process_and_the_same_call_goes_on(tmp_path):
     command = [sys.executable, "-m", "experiments.paper", "appendix7", "--scale", "tiny", "--out", str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True) as first:
-        assert "begins" in first.stdout.readline()
+        assert "A.7" in first.stdout.readline() and "done" in first.stdout.readline()
         first.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 60
     while _children_of_session(first.pid) and time.monotonic() < deadline:
@@ -198,9 +202,21 @@ def test_killed_at_any_moment_it_leaves_no_process_and_the_same_call_goes_on(tmp
     assert not _children_of_session(first.pid)
     again = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert again.returncode == 0, again.stderr
-    results = Results(Store(tmp_path / "tiny", None), tiny_scale())
-    assert all(job.done(results.store) for job in jobs_of("appendix7", results))
+    results = open_results("tiny", tmp_path)
+    assert all(job.done(results.store) for job in jobs_of(["appendix7"], results))
     assert "A.7: the best of each method's search" in again.stdout
+
+
+@pytest.mark.slow
+def test_a_job_that_fails_is_named_and_the_others_are_done(tmp_path):
+    run = training(tiny_scale(), ("ViT-S/16", "ImageNet"), "sam", 0)
+    (tmp_path / "tiny" / run.name).mkdir(parents=True)
+    (tmp_path / "tiny" / run.name / "record.jsonl").write_text('{"kind": "nonsense"}\n')
+    command = [sys.executable, "-m", "experiments.paper", "vit", "--scale", "tiny", "--out", str(tmp_path)]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert made.returncode == 1 and "1 failed" in made.stderr and run.name in made.stdout
+    results = open_results("tiny", tmp_path)
+    assert [job.name for job in jobs_of(["vit"], results) if not job.done(results.store)] == [run.name]
 
 
 def _children_of_session(session):

@@ -8,28 +8,29 @@ forms are measured on the same masks.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 from esam.analysis.picture import write_picture
 from esam.report.sheets import Sheet
 
 from . import rules
-from .appendix2 import by_seed, epochs, named
+from .appendix2 import by_seed, epochs, jobs, named
 from .hyperparameters import RESNET
 from .probe import BETAS
-from .results import Claim, Results
+from .results import Claim, Judge, Results
 from .rules import Verdict
 
 NUMBER, TITLE = "Figure of A.3", "Linearity of the loss along SWP's perturbation"
+__all__ = ["CLAIMS", "NUMBER", "TITLE", "draw", "jobs", "tables"]
 FORMS = {"": "eps divided by beta, as in Algorithm 1", " undivided": "eps not divided by beta"}
 
 
 def probed(results: Results, name: str) -> list[list[float]]:
     """Return a figure in every probed batch, for each seed."""
-    found = [[v for line in lines for v in line.get(name, [])] for lines in epochs(results, RESNET).values()]
+    found = [[v for line in lines for v in line.get(name, [])] for lines in epochs(results, RESNET)]
     return [values for values in found if values]
 
 
@@ -70,19 +71,15 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return write_picture(folder / "appendix3.png", drawn, width=7.0, height=4.2)
 
 
-def _slope(kind: str, form: str = "") -> Callable[[Results], Verdict]:
+def _slope(kind: str, form: str = "") -> Judge:
     """Return the judge that the logarithm of a figure grows with beta, by a slope for each seed (rule 12)."""
 
     def judge(results: Results) -> Verdict:
         every = [probed(results, f"{kind} {beta:g}{form}") for beta in BETAS]
-        centre, slopes = fmean(BETAS), []
-        for seed in range(min(map(len, every))):
-            logs = [math.log(max(median(values[seed]), 1e-12)) for values in every]
-            top = sum((b - centre) * y for b, y in zip(BETAS, logs, strict=True))
-            slopes.append(top / sum((b - centre) ** 2 for b in BETAS))
-        if not slopes:
+        logs = [[math.log(max(median(values), 1e-12)) for values in seed] for seed in zip(*every, strict=True)]
+        if not logs:
             return Verdict(rules.NOT_RUN, "no probed runs")
-        found = rules.interval(slopes)
+        found = rules.interval([linear_regression(BETAS, own).slope for own in logs])
         return rules.above(found, 0.0, f"slope of log {kind} on beta {found.words()} (n = {found.n} runs)")
 
     return judge

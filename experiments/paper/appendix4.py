@@ -3,14 +3,14 @@
 "k1 = 0.3185, k2 = 0.1310, R2 = 0.9983" for one unit a layer, "k1 = 0.3143, k2 = 0.0737, R2 = 0.9989" for several with
 cross connections; "the storing and hooking gradients are the dominant factor". Ours is the processor time of SAM's
 first pass and its backward on one CPU thread, on random inputs and a squared output (the paper: CIFAR-10, and it does
-not tell what its percentage is of).
+not tell what its percentage is of). At that width a process takes up to 11 GB.
 """
 
 from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -26,7 +26,7 @@ from esam.train.record import environment
 from . import rules
 from .hyperparameters import Scale
 from .jobs import Job
-from .results import Claim, Results
+from .results import Claim, Judge, Results
 from .rules import Fit, Verdict
 from .store import Store
 
@@ -82,16 +82,6 @@ class Savings(Job):
     keep_memory: bool = True
     """Keep the memory that is freed: page faults would else hide what is measured. Without, storing is in it."""
 
-    @property
-    def alone(self) -> bool:
-        """Each in a process of its own."""
-        return True
-
-    @property
-    def heavy(self) -> bool:
-        """At the paper's width, weights and gradients take some 10 GB."""
-        return True
-
     def do(self, store: Store, scale: Scale) -> None:
         """Time all betas and SAM in random order in each draw; draws that are done are gone on from."""
         torch.set_num_threads(1)
@@ -118,6 +108,11 @@ class Savings(Job):
         store.write(f"{self.name}.jsonl", [about, *done])
         (store.folder / work).unlink(missing_ok=True)
 
+    def hours(self, scale: Scale) -> float:
+        """Return the hours of all passes: 6 operations a weight and sample, of which a core does 64e9 a second."""
+        weights = self.layers * CASES[self.case] * scale.width**2
+        return 6 * weights * BATCH * (len(scale.betas) + 1) * (scale.draws + 1) * 0.8 / 64e9 / 3600
+
 
 def _pass_seconds(network: nn.Module, weights: Sequence[Tensor], x: Tensor, picks: Sequence[int]) -> float:
     """Return the processor time of SAM's first pass: forward, and backward to the drawn tensors alone."""
@@ -143,11 +138,9 @@ def keep_freed_memory() -> bool:
 def jobs(scale: Scale) -> list[Job]:
     """Return a job for each case and depth; and the smallest depth again in a process that gives memory back."""
     depths = {"serial": scale.serial, "crossed": scale.crossed}
-    found: list[Job] = [Savings(f"savings/{case}-{n}", case, n) for case, ns in depths.items() for n in ns]
-    return [
-        *found,
-        *(Savings(f"savings/{case}-{ns[0]}-giving-back", case, ns[0], False) for case, ns in depths.items()),
-    ]
+    found = [Savings(f"savings/{case}-{n}", case, n) for case, ns in depths.items() for n in ns]
+    again = [Savings(f"savings/{case}-{ns[0]}-giving-back", case, ns[0], False) for case, ns in depths.items()]
+    return [*found, *again]
 
 
 def measured(results: Results, case: str, suffix: str = "") -> dict[tuple[int, float], tuple[float, float]]:
@@ -181,7 +174,7 @@ def tables(results: Results) -> Sequence[Sheet]:
             paper = "–" if theirs is None else f"{theirs:.2f}"
             rows.append((f"N = {layers}, beta = {beta:g}", f"{100 * g:.2f} ± {100 * error:.2f}", paper))
         fit = fitted(results, case)
-        words = "" if fit is None else f"; k1 {fit.k1.words(3, '')}, k2 {fit.k2.words(3, '')}, R² {fit.r_squared:.4f}"
+        words = "" if fit is None else f"; {_words(fit)}"
         title = f"A.4, {WORDS[case]}: saved of SAM's first pass, % ± standard error{words}"
         sheets.append(Sheet(title, ("", "measured", "paper"), tuple(rows)))
     return sheets
@@ -196,67 +189,48 @@ def draw(results: Results, folder: Path) -> list[Path]:
     def drawn(figure: Any) -> None:
         import numpy as np
 
-        every = figure.subplots(1, len(found), squeeze=False, sharey=True)[0]
+        every, betas = figure.subplots(1, len(found), squeeze=False, sharey=True)[0], np.linspace(0.1, 1, 100)
         for axes, (case, points) in zip(every, found.items(), strict=True):
             depths = sorted({layers for layers, _ in points})
             for number, layers in enumerate(depths):
-                colour = ("#1f6fb4", "#0d8f58", "#d2731d", "#c4273a")[number % 4]
-                here = {beta: value for (n, beta), value in points.items() if n == layers}
-                xs = [beta + 0.01 * (number - 1.5) for beta in here]
-                ys, es = [100 * g for g, _ in here.values()], [200 * e for _, e in here.values()]
-                axes.errorbar(xs, ys, yerr=es, fmt="o", ms=3, color=colour, label=f"N = {layers}")
+                style = {"color": ("#1f6fb4", "#0d8f58", "#d2731d", "#c4273a")[number % 4]}
+                aside = 0.01 * (number - 1.5)  # the depths' points beside each other
+                here = [(beta + aside, 100 * g, 200 * e) for (n, beta), (g, e) in points.items() if n == layers]
+                xs, ys, errors = zip(*here, strict=True)
+                axes.errorbar(xs, ys, yerr=errors, fmt="o", ms=3, label=f"N = {layers}", **style)
                 printed = PAPER[case].get(layers, {})
-                axes.plot(
-                    [b + 0.01 * (number - 1.5) for b in printed],
-                    list(printed.values()),
-                    "D",
-                    ms=5,
-                    mfc="none",
-                    color=colour,
-                )
-            betas = np.linspace(0.1, 1, 100)
-            k1, k2 = PAPER_FITS[case]
-            axes.plot(
-                betas,
-                100 * (k1 * (1 - betas) + k2 * (1 - betas) / (depths[0] * betas)),
-                ":",
-                color="#39424d",
-                label=f"paper's fit, N = {depths[0]}",
-            )
+                axes.plot([b + aside for b in printed], list(printed.values()), "D", ms=5, mfc="none", **style)
+            lines = {"paper's": (PAPER_FITS[case], ":")}
             if (fit := fitted(results, case)) is not None:
-                axes.plot(
-                    betas,
-                    [100 * fit.at(depths[0], beta) for beta in betas],
-                    "-",
-                    lw=1,
-                    color="#39424d",
-                    label=f"our fit, N = {depths[0]}",
-                )
+                lines["our"] = ((fit.k1.mean, fit.k2.mean), "-")
+            for whose, ((k1, k2), dash) in lines.items():
+                curve = 100 * (k1 * (1 - betas) + k2 * (1 - betas) / (depths[0] * betas))
+                axes.plot(betas, curve, dash, lw=1, color="#39424d", label=f"{whose} fit, N = {depths[0]}")
             axes.set_title(WORDS[case], loc="left", fontsize=9)
             axes.set(xlabel="beta")
             axes.grid(True)
             axes.legend(fontsize=7)
         every[0].set(ylabel="saved of SAM's first pass, %")
-        about = next(lines[0] for case in found for n in (results.scale.serial + results.scale.crossed)
-                     if (lines := results.store.lines(f"savings/{case}-{n}.jsonl")))  # fmt: skip
+        about = (results.store.lines(f"savings/{case}-{depths[0]}.jsonl") or [])[0]
         machine = f"{about['width']:,} units, batch {about['batch']}, one thread of {about['environment']['hardware']}"
-        figure.suptitle(
-            f"A.4: {machine}\nfilled: here, bars of two standard errors; diamonds: printed in the paper", fontsize=9
-        )
+        words = "filled: here, bars of two standard errors; diamonds: printed in the paper"
+        figure.suptitle(f"A.4: {machine}\n{words}", fontsize=9)
 
     return write_picture(folder / "appendix4.png", drawn, width=9.0, height=4.2)
 
 
-def _with_fit(judge: Any) -> Any:
+def _fitted(judge: Callable[[str, Fit, str], Verdict]) -> Judge:
+    """Return the judge of both cases' fits."""
+
     def both(results: Results) -> Verdict:
-        verdicts = []
-        for case in CASES:
-            if (fit := fitted(results, case)) is not None:
-                words = f"{case}: k1 {fit.k1.words(3, '')}, k2 {fit.k2.words(3, '')}, R² {fit.r_squared:.4f}"
-                verdicts.append(judge(case, fit, words))
-        return rules.worst(verdicts) if verdicts else Verdict(rules.NOT_RUN, "not timed")
+        fits = {case: fit for case in CASES if (fit := fitted(results, case)) is not None}
+        return rules.worst([judge(case, fit, f"{case}: {_words(fit)}") for case, fit in fits.items()], "not timed")
 
     return both
+
+
+def _words(fit: Fit) -> str:
+    return f"k1 {fit.k1.words(3, '')}, k2 {fit.k2.words(3, '')}, R² {fit.r_squared:.4f}"
 
 
 def _falls_with_depth(results: Results) -> Verdict:
@@ -269,7 +243,7 @@ def _falls_with_depth(results: Results) -> Verdict:
             gap = rules.interval([100 * value for value in gaps])
             words = f"{case}: {gap.words()} points more at N = {depths[0]} than at {depths[-1]} (n = {gap.n} betas)"
             verdicts.append(rules.superior(gap, words))
-    return rules.worst(verdicts) if verdicts else Verdict(rules.NOT_RUN, "not timed")
+    return rules.worst(verdicts, "not timed")
 
 
 def _storing(results: Results) -> Verdict:
@@ -282,21 +256,18 @@ def _storing(results: Results) -> Verdict:
             found = rules.interval([100 * share for share in shares])
             words = f"{case}: {found.words(0, '')} % of g goes with it (n = {found.n} betas)"
             verdicts.append(rules.above(found, 50.0, words))
-    return rules.worst(verdicts) if verdicts else Verdict(rules.NOT_RUN, "not timed")
+    return rules.worst(verdicts, "not timed")
+
+
+def _constant(number: int) -> Judge:
+    """Return the judge that k1 (0) or k2 (1) is the paper's."""
+    return _fitted(lambda case, fit, w: rules.papers_constant((fit.k1, fit.k2)[number], PAPER_FITS[case][number], w))
 
 
 CLAIMS = (
-    Claim(
-        "g(N, beta) has the paper's form",
-        "R² .9983, .9989",
-        _with_fit(lambda case, fit, words: rules.form_holds(fit, words)),
-    ),
-    Claim(
-        "k1", "0.3185, 0.3143", _with_fit(lambda case, fit, w: rules.papers_constant(fit.k1, PAPER_FITS[case][0], w))
-    ),
-    Claim(
-        "k2", "0.1310, 0.0737", _with_fit(lambda case, fit, w: rules.papers_constant(fit.k2, PAPER_FITS[case][1], w))
-    ),
+    Claim("g(N, beta) has the paper's form", "R² .9983, .9989", _fitted(lambda _, fit, w: rules.form_holds(fit, w))),
+    Claim("k1", "0.3185, 0.3143", _constant(0)),
+    Claim("k2", "0.1310, 0.0737", _constant(1)),
     Claim("SWP saves less in deeper nets", "slightly", _falls_with_depth),
     Claim("Storing and hooking dominate what SWP saves", "the dominant factor", _storing),
 )

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from esam.train import Task
 
 SIDE = 16
-DRAWN = {"cifar10": 1_000, "cifar100": 1_000, "imagenet20": 1_500, "digits": 60}
+DRAWN = {"cifar10": 1_000, "cifar100": 1_000, "imagenet20": 1_000, "digits": 60}
 HELD_OUT = 2_000
+CLASSES = {"CIFAR-10": 10, "CIFAR-100": 100, "ImageNet": 20}
 _NAME = re.compile(rf"({'|'.join(DRAWN)})_seed(\d+)(_held_out)?")
 
 

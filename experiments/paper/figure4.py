@@ -30,8 +30,8 @@ from esam.report.sheets import Sheet
 
 from . import rules
 from .hyperparameters import CIFAR6, LABELS, RESNET, THREE, Column, Scale
-from .jobs import Job, Training, has_weights, load_trained, training
-from .results import Claim, Results
+from .jobs import Job, Training, load_trained, pass_hours, training
+from .results import Claim, Judge, Results
 from .rules import BySeed, Verdict
 from .store import Line, Store
 
@@ -46,11 +46,19 @@ LEAST = 1e-8
 """What a figure counts as where it is not positive, before its logarithm is taken."""
 
 
-def objective_of(store: Store, run: Training, images: int) -> ModelObjective:
+def objective_of(store: Store, scale: Scale, run: Training, images: int) -> ModelObjective:
     """Return the loss on some of a run's training images, in eval mode, as a function of its weights."""
-    net, (x, y) = load_trained(store, run)
+    net, (x, y) = load_trained(store, scale, run)
     step = max(1, len(y) // images)
     return ModelObjective(net, [(x[::step][:images], y[::step][:images])])
+
+
+def planes(objective: ModelObjective, pairs: int, eta: float | None = None) -> list[Any]:
+    """Return pairs of directions: random, or by ``eta`` times the gradients of two halves of the images (rule 9)."""
+    theta = objective.parameters
+    if eta is None:
+        return [(objective, random_plane(theta, seed=seed)) for seed in range(pairs)]
+    return [(objective, adversarial_plane(objective, theta, seed=seed, eta=eta)) for seed in range(pairs)]
 
 
 @dataclass(frozen=True)
@@ -59,27 +67,27 @@ class Flatness(Job):
 
     run: Training
 
-    def ready(self, store: Store) -> bool:
-        """Whether the run is trained, and its weights are here."""
-        return self.run.done(store) and has_weights(store, self.run)
-
     def do(self, store: Store, scale: Scale) -> None:
         """Measure loss, R_S, eigenvalue, trace, and the mean rise on both kinds of planes."""
-        objective = objective_of(store, self.run, scale.images)
+        objective = objective_of(store, scale, self.run, scale.images)
         theta, (points, pairs), lr = objective.parameters, scale.coarse, self.run.config.lr
-        random = [(objective, random_plane(theta, seed=seed)) for seed in range(pairs)]
-        halves = [(objective, adversarial_plane(objective, theta, seed=seed, eta=lr)) for seed in range(pairs)]
-        axes, far = [even_axis(REACH, points)] * 2, [even_axis(ADVERSARIAL_REACH, points)] * 2
+        near, far = [even_axis(REACH, points)] * 2, [even_axis(ADVERSARIAL_REACH, points)] * 2
         loss = float(objective(theta))
         found = {
             "loss": loss,
             "R_S": sharpness(objective, theta, rho=RHO),
             "eigenvalue": top_eigenvalues(objective, theta, k=1)[0],
             "trace": float(hessian_trace(objective, theta, vectors=scale.vectors)[0]),
-            "rise": float(landscape(random, theta, axes).losses.mean()) - loss,
-            "adversarial rise": float(landscape(halves, theta, far).losses.mean()) - loss,
+            "rise": float(landscape(planes(objective, pairs), theta, near).losses.mean()) - loss,
+            "adversarial rise": float(landscape(planes(objective, pairs, eta=lr), theta, far).losses.mean()) - loss,
         }
         store.write(f"{self.name}.jsonl", [{"images": objective.count, **found}])
+
+    def hours(self, scale: Scale) -> float:
+        """Return the hours of both planes, and of 60 products with the Hessian and those of the trace."""
+        points, pairs = scale.coarse
+        passes = 2 * points**2 * pairs + 6 * (60 + scale.vectors)
+        return pass_hours(self.run.config) * scale.images * passes
 
 
 @dataclass(frozen=True)
@@ -89,49 +97,40 @@ class Plane(Job):
     run: Training
     adversarial: bool
 
-    def ready(self, store: Store) -> bool:
-        """Whether the run is trained, and its weights are here."""
-        return self.run.done(store) and has_weights(store, self.run)
-
     def do(self, store: Store, scale: Scale) -> None:
         """Measure the loss on the plane; what is done is kept in a file beside, and gone on with."""
-        objective = objective_of(store, self.run, scale.plane_images)
-        (points, pairs), theta = scale.plane, objective.parameters
-        eta = self.run.config.lr
-        directions = [
-            (
-                objective,
-                adversarial_plane(objective, theta, seed=n, eta=eta)
-                if self.adversarial
-                else random_plane(theta, seed=n),
-            )
-            for n in range(pairs)
-        ]
+        objective = objective_of(store, scale, self.run, scale.plane_images)
+        points, pairs = scale.gradient_plane if self.adversarial else scale.plane
+        directions = planes(objective, pairs, eta=self.run.config.lr if self.adversarial else None)
         axis = even_axis(ADVERSARIAL_REACH if self.adversarial else REACH, points)
         work = store.folder / f"{self.name}.work.json"
         work.parent.mkdir(parents=True, exist_ok=True)
-        found = landscape(directions, theta, [axis, axis], path=work)
+        found = landscape(directions, objective.parameters, [axis, axis], path=work)
         losses = [[float(f"{value:.5g}") for value in row] for row in found.mean.tolist()]
         store.write(f"{self.name}.jsonl", [{"axis": axis, "losses": losses, "pairs": pairs, "images": objective.count}])
         work.unlink(missing_ok=True)
 
-
-def flatness_jobs(scale: Scale, seeds: Sequence[int]) -> list[Job]:
-    """Return the figures of every minimum of Table 1 and of ImageNet's first column."""
-    columns = (IMAGENET, *CIFAR6)
-    runs = [training(scale, column, method, seed) for seed in seeds for column in columns for method in THREE]
-    return [Flatness(run.name.replace("train/", "flatness/"), run) for run in runs]
+    def hours(self, scale: Scale) -> float:
+        """Return the hours of its points."""
+        points, pairs = scale.gradient_plane if self.adversarial else scale.plane
+        return pass_hours(self.run.config) * scale.plane_images * points**2 * pairs
 
 
-def plane_jobs(scale: Scale) -> list[Job]:
+def jobs(scale: Scale) -> list[Job]:
     """Return the planes of both pictures, of the first seed."""
     found: list[Job] = []
-    for column, adversarial in ((IMAGENET, False), (RESNET, True)):
+    for column, kind in ((IMAGENET, "random"), (RESNET, "adversarial")):
         for method in THREE:
             run = training(scale, column, method, 0)
-            kind = "adversarial" if adversarial else "random"
-            found.append(Plane(run.name.replace("train/", f"plane/{kind}/"), run, adversarial))
+            found.append(Plane(run.name.replace("train/", f"plane/{kind}/"), run, kind == "adversarial"))
     return found
+
+
+def flatness_jobs(scale: Scale) -> list[Job]:
+    """Return the figures of every minimum of Table 1 and of ImageNet's first column."""
+    seeds = dict.fromkeys(CIFAR6, scale.seeds) | {IMAGENET: scale.few}
+    runs = [training(scale, c, method, seed) for c, n in seeds.items() for seed in range(n) for method in THREE]
+    return [Flatness(run.name.replace("train/", "flatness/"), run) for run in runs]
 
 
 def figures(results: Results, column: Column, method: str, pick: Callable[[Line], float]) -> BySeed:
@@ -144,11 +143,12 @@ def figures(results: Results, column: Column, method: str, pick: Callable[[Line]
     return found
 
 
+PLANE = "rise on a random plane"
 PICKS: dict[str, Callable[[Line], float]] = {
     "R_S": lambda line: line["R_S"],
     "eigenvalue / loss": lambda line: line["eigenvalue"] / line["loss"],
     "trace / loss": lambda line: line["trace"] / line["loss"],
-    "rise on a random plane": lambda line: line["rise"],
+    PLANE: lambda line: line["rise"],
     "rise on an adversarial plane": lambda line: line["adversarial rise"],
 }
 
@@ -171,20 +171,18 @@ def tables(results: Results) -> Sequence[Sheet]:
 
 def draw(results: Results, folder: Path) -> list[Path]:
     """Draw the two planes: contours of the loss over its value in the middle, one colour scale for all methods."""
+    pictures = (
+        ("figure4.png", "random", IMAGENET, "Figure 4", "filter-normalised units"),
+        ("appendix5.png", "adversarial", RESNET, "Figure of A.5", "units of eta times the gradient"),
+    )
     written = []
-    for kind, column, words, unit in (
-        ("random", IMAGENET, "Figure 4", "filter-normalised units"),
-        ("adversarial", RESNET, "Figure of A.5", "units of eta times the gradient"),
-    ):
-        planes = {}
-        for method in THREE:
-            name = training(results.scale, column, method, 0).name.replace("train/", f"plane/{kind}/")
-            if lines := results.store.lines(f"{name}.jsonl"):
-                planes[method] = lines[0]
-        if len(planes) == len(THREE):
-            title = f"{words}: {results.title(column)}, seed 0, {planes['base']['images']} training images"
-            path = folder / ("figure4.png" if kind == "random" else "appendix5.png")
-            written += write_picture(path, _contours(planes, title, unit), width=9.0, height=3.4)
+    for file, kind, column, words, unit in pictures:
+        runs = {method: training(results.scale, column, method, 0).name for method in THREE}
+        names = {method: f"{name.replace('train/', f'plane/{kind}/')}.jsonl" for method, name in runs.items()}
+        found = {method: lines[0] for method, name in names.items() if (lines := results.store.lines(name))}
+        if len(found) == len(THREE):
+            title = f"{words}: {results.title(column)}, seed 0, {found['base']['images']} training images"
+            written += write_picture(folder / file, _contours(found, title, unit), width=9.0, height=3.4)
     return written
 
 
@@ -221,7 +219,7 @@ def _log(value: float) -> float:
     return math.log(max(value, LEAST))
 
 
-def _flatter(method: str, what: str, columns: Sequence[Column]) -> Callable[[Results], Verdict]:
+def _flatter(method: str, what: str, columns: Sequence[Column]) -> Judge:
     """Return the judge that a figure of a method's minimum is below SGD's, in logarithms, paired by seed (rule 7)."""
 
     def judge(results: Results) -> Verdict:
@@ -241,15 +239,12 @@ def _flatter(method: str, what: str, columns: Sequence[Column]) -> Callable[[Res
     return judge
 
 
-CLAIMS = tuple(
-    Claim(f"{LABELS[method]}'s minimum is flatter: {what}", "significantly", _flatter(method, what, CIFAR6))
-    for method in ("sam", "esam")
-    for what in PICKS
-) + tuple(
-    Claim(
-        f"{LABELS[m]}'s minimum is flatter on ImageNet: random plane",
-        "Figure 4",
-        _flatter(m, "rise on a random plane", [IMAGENET]),
-    )
-    for m in ("sam", "esam")
+CLAIMS = (
+    *(
+        Claim(f"{LABELS[method]}'s minimum is flatter: {what}", "significantly", _flatter(method, what, CIFAR6))
+        for method in ("sam", "esam")
+        for what in PICKS
+    ),
+    Claim("SAM's minimum is flatter on ImageNet: random plane", "Figure 4", _flatter("sam", PLANE, [IMAGENET])),
+    Claim("ESAM's minimum is flatter on ImageNet: random plane", "Figure 4", _flatter("esam", PLANE, [IMAGENET])),
 )

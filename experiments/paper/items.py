@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 
+from esam.report.sheets import Sheet
+
 from . import appendix2, appendix3, appendix4, appendix7, figure3, figure4, table1, table2, table3, vit
-from .hyperparameters import Scale
 from .jobs import Job
 from .results import Claim, Results
-from .rules import Verdict
+from .rules import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_RUN, Verdict
 
 ITEMS: dict[str, ModuleType] = {
     "table1": table1,
@@ -25,83 +28,81 @@ ITEMS: dict[str, ModuleType] = {
 }
 
 
-def jobs_of(name: str, results: Results) -> list[Job]:
-    """Return the jobs of one item, in order."""
+@dataclass(frozen=True)
+class Section:
+    """Runs that are done together, and the items that need them."""
+
+    title: str
+    items: tuple[str, ...]
+    jobs: Sequence[Job]
+    fresh: bool = False
+    """Whether each wants a process of its own."""
+
+
+def run_list(results: Results) -> list[Section]:
+    """Return all that is to be run, in the order in which it is worth most; what is in two sections runs once."""
     scale = results.scale
-    every = range(scale.seeds)
-    base = table1.jobs(scale)
-    found: dict[str, Iterable[Job]] = {
-        "table1": [*base, *table1.timing_jobs(scale), *table1.decay_jobs(scale), *table1.own_best_jobs(results)],
-        "table2": table2.jobs(scale, every),
-        "table3": [*base, *table3.jobs(scale, every), *table1.timing_jobs(scale)],
-        "figure3": [*base, *figure3.jobs(scale, every), *table1.timing_jobs(scale)],
-        "figure4": [
-            *base,
-            *table2.jobs(scale, every),
-            *figure4.flatness_jobs(scale, every),
-            *figure4.plane_jobs(scale),
-        ],
-        "appendix2": appendix2.jobs(scale),
-        "appendix3": appendix2.jobs(scale),
-        "appendix4": appendix4.jobs(scale),
-        "appendix7": appendix7.jobs(scale),
-        "vit": vit.jobs(scale, every),
-    }
-    return unique(found[name])
-
-
-def run_list(results: Results) -> list[tuple[str, list[Job]]]:
-    """Return all that is to be run, by what it is for, in the order in which it is worth most.
-
-    What has three seeds at first gets the others at the end.
-    """
-    scale = results.scale
-    few, rest, every = range(scale.few), range(scale.few, scale.seeds), range(scale.seeds)
+    tables = ("table1", "table3", "figure3", "figure4")
     return [
-        ("PyramidNet on CIFAR-100: Figure 1", table1.first_jobs(scale)),
-        ("Table 3: SWP and SDS on four tasks", table3.jobs(scale, few)),
-        ("Table 1: six tasks, all seeds", table1.jobs(scale)),
-        ("Speeds, several processes", table1.timing_jobs(scale)),
-        ("Figure 3: seven betas and gammas, two nets", figure3.jobs(scale, few)),
-        ("A.4 at the paper's width", appendix4.jobs(scale)),
-        ("Table 2 on ImageNet's stand-in", table2.jobs(scale, few)),
-        ("ViT", vit.jobs(scale, few)),
-        ("Figure 4 and A.5: planes", figure4.plane_jobs(scale)),
-        ("Flatness of every minimum", figure4.flatness_jobs(scale, every)),
-        ("A.2 and A.3: inside a batch", appendix2.jobs(scale)),
-        ("A.7: the printed grid", appendix7.jobs(scale)),
-        ("SGD at SAM's weight decay", table1.decay_jobs(scale)),
-        ("Each method at its own best", table1.own_best_jobs(results)),
-        ("The other seeds of Table 3", table3.jobs(scale, rest)),
-        ("The other seeds of Table 2 and the ViT", [*table2.jobs(scale, rest), *vit.jobs(scale, rest)]),
-        ("The other seeds of Figure 3", figure3.jobs(scale, rest)),
+        Section("Figure 1: PyramidNet on CIFAR-100", ("table1",), table1.figure1_jobs(scale)),
+        Section("Table 3: SWP and SDS on four tasks", ("table3",), table3.jobs(scale)),
+        Section("A.2 and A.3: ESAM, probed", (*tables, "appendix2", "appendix3"), appendix2.jobs(scale)),
+        Section("Table 1: six tasks, all seeds", tables, table1.jobs(scale)),
+        Section("Speeds on CIFAR, 5 processes", tables[:3], table1.timing_jobs(scale), fresh=True),
+        Section("Figure 3: seven betas and gammas, two nets", ("figure3",), figure3.jobs(scale)),
+        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True),
+        Section("ViT", ("vit",), vit.jobs(scale)),
+        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), table2.jobs(scale)),
+        Section("Speeds of the ViT, 5 processes", ("vit",), vit.timing_jobs(scale), fresh=True),
+        Section("Speeds of Table 2, 5 processes", ("table2",), table2.timing_jobs(scale), fresh=True),
+        Section("Figure 4 and A.5: planes", ("figure4",), figure4.jobs(scale)),
+        Section("Flatness of every minimum", ("figure4",), figure4.flatness_jobs(scale)),
+        Section("A.7: the printed grid", ("appendix7", "table1"), appendix7.jobs(scale)),
+        Section("SGD at SAM's weight decay", ("table1",), table1.decay_jobs(scale)),
+        Section("Each method at its own best", ("table1",), table1.own_best_jobs(results)),
     ]
 
 
-def unique(jobs: Iterable[Job]) -> list[Job]:
-    """Return each job once."""
-    return list({job.name: job for job in jobs}.values())
+def sections_of(names: Iterable[str], results: Results) -> list[Section]:
+    """Return the sections that some items need."""
+    wanted = set(names)
+    return [section for section in run_list(results) if wanted & set(section.items)]
 
 
-def every_claim() -> list[tuple[str, Claim]]:
-    """Return all claims with their items."""
-    return [(name, claim) for name, module in ITEMS.items() for claim in module.CLAIMS]
-
-
-def judged(results: Results) -> list[tuple[str, Claim, Verdict]]:
-    """Return every claim with its verdict."""
-    return [(name, claim, claim.judge(results)) for name, claim in every_claim()]
+def jobs_of(names: Iterable[str], results: Results) -> list[Job]:
+    """Return the jobs that some items need, each once, in order."""
+    return list({job.name: job for section in sections_of(names, results) for job in section.jobs}.values())
 
 
 def find_job(results: Results, name: str) -> Job:
     """Return the job of a name."""
-    scale: Scale = results.scale
-    for _, jobs in run_list(results):
-        for job in jobs:
-            if job.name == name:
-                return job
-    for item in ITEMS:
-        for job in jobs_of(item, results):
-            if job.name == name:
-                return job
-    raise ValueError(f"there is no job {name!r} at the scale {scale.name}")
+    for job in jobs_of(ITEMS, results):
+        if job.name == name:
+            return job
+    raise ValueError(f"there is no job {name!r} at the scale {results.scale.name}")
+
+
+def judged(results: Results) -> list[tuple[str, Claim, Verdict]]:
+    """Return every claim with its item and its verdict."""
+    return [(name, claim, claim.judge(results)) for name, module in ITEMS.items() for claim in module.CLAIMS]
+
+
+def claims_sheet(found: Sequence[tuple[str, Claim, Verdict]], *, short: bool = False) -> Sheet:
+    """Return one line a claim: the paper's figure, the verdict, what was measured, the reason."""
+    rows = [
+        (
+            f"{name}: {claim.text}",
+            claim.paper,
+            verdict.verdict,
+            "; ".join(filter(None, (verdict.measured, verdict.reason))),
+        )
+        for name, claim, verdict in found
+    ]
+    return Sheet("", ("Claim", "Paper", "Verdict", "Measured, and why it cannot be told"), tuple(rows))
+
+
+def counted(verdicts: Iterable[str]) -> str:
+    """Say how many claims have each verdict."""
+    counts = Counter(verdicts)
+    order = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN)
+    return f"{counts.total()} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in order)

@@ -1,65 +1,66 @@
-"""What has to be measured, and how does it get done? Jobs, each in a process of its own, resumable at any moment."""
+"""What has to be measured, and how does it get done? Jobs by name, each resumable at any moment."""
 
 from __future__ import annotations
 
-import os
-import queue
-import subprocess
-import sys
-import threading
+import json
 import time
-import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from esam.files import write_atomically
+from esam.optim import METHODS
+from esam.runs.plan import CONFIG_NAME, PlannedRun
+from esam.runs.pool import Pool
 from esam.train import Config, Task
 
-from .data import WATCH
-from .hyperparameters import Column, Scale
-from .store import RECORD, Store
+from . import probe
+from .data import DRAWN
+from .hyperparameters import CIFAR4, Column, Scale, slug
+from .store import EPOCHS, RECORD, Store
 
 WEIGHTS = "last.safetensors"
+SECONDS = {
+    "resnet8": 1.05e-4, "wrn10-1": 1.1e-4, "pyramidnet8": 2.1e-4, "resnet14": 2.5e-4, "resnet20": 3.7e-4,
+    "experiments.paper.data:small_vit": 2.4e-4,
+}  # fmt: skip
+"""Of a pass of one image on one core, about: from an epoch of each."""
+
+
+def pass_hours(config: Config) -> float:
+    """Return the hours of a pass of one image on one core, where a forward is one and a backward two."""
+    return SECONDS.get(config.model, 1e-4) / 3600
 
 
 @dataclass(frozen=True)
 class Job:
-    """One measurement: a name in the store, and what is needed before it."""
+    """One measurement, by its name in the store."""
 
     name: str
-
-    @property
-    def alone(self) -> bool:
-        """Whether it wants a process that has done nothing else."""
-        return False
-
-    @property
-    def heavy(self) -> bool:
-        """Whether it takes so much memory that only one of its kind runs at a time."""
-        return False
 
     def done(self, store: Store) -> bool:
         """Whether it has been made."""
         return store.lines(f"{self.name}.jsonl") is not None
 
-    def ready(self, store: Store) -> bool:
-        """Whether what it needs has been made."""
-        return True
-
     def do(self, store: Store, scale: Scale) -> None:
         """Make it, or go on with it, and put it into the store."""
+        raise NotImplementedError
+
+    def hours(self, scale: Scale) -> float:
+        """Return the hours of one core that it takes, about."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Training(Job):
-    """A run, by its configuration: its record, its last weights, and what its steps saw of each epoch."""
+    """A run, by its configuration: its record and its last weights; what its steps saw, where it is probed."""
 
     config: Config
+    probed: bool = False
+    """Whether the losses of every step are kept, and each epoch is probed (A.2, A.3); the training is the same."""
 
     def done(self, store: Store) -> bool:
         """Whether its record has an end, also one where it diverged."""
@@ -68,176 +69,97 @@ class Training(Job):
 
     def do(self, store: Store, scale: Scale) -> None:
         """Train."""
-        self.trained(store, None)
-
-    def trained(self, store: Store, probe: Callable[[int, nn.Module, Any], dict[str, Any]] | None) -> None:
-        """Train, and write down what every epoch's steps saw, and what a probe sees after it."""
         from esam.train import run
 
-        name = f"{self.name}/epochs.jsonl"
+        look = probe.Observer(store, f"{self.name}/{EPOCHS}", self.config, scale) if self.probed else None
+        run(self.config, store.folder / self.name, keep_weights=True, observe=look)
 
-        def observe(epoch: int, model: nn.Module, data: Any) -> None:
-            seen = {name: [round(v, 5) for v in values] for name, values in WATCH.epoch().items()}
-            line = {"epoch": epoch, **seen, **(probe(epoch, model, data) if probe else {})}
-            if len(line) > 1:  # an epoch that is trained again after a kill replaces its line
-                before = [found for found in store.lines(name) or [] if found["epoch"] < epoch]
-                store.write(name, [*before, line])
-
-        WATCH.epoch()
-        run(self.config, store.folder / self.name, keep_weights=True, observe=observe)
+    def hours(self, scale: Scale) -> float:
+        """Return the hours of its passes, and of its probes."""
+        units = METHODS[self.config.method].units(dict(self.config.settings))
+        images = DRAWN[self.config.data.split(":")[-1].split("_seed")[0]]
+        return (
+            pass_hours(self.config) * (units + 6 * self.probed * scale.probed_batches / 8) * images * self.config.epochs
+        )
 
 
 def training(scale: Scale, column: Column, method: str, seed: int, **changes: Any) -> Training:
     """Return the run of a method on a column; equal runs have equal names."""
     config, usual = scale.config(column, method, seed, **changes), scale.config(column, method, seed)
     known = {**vars(usual), **usual.settings}
-    where = "-".join(column).lower().replace("/", "")
     held = "-held-out" if changes.pop("held_out", False) else ""
-    told = "".join(f"-{name}{value:g}" for name, value in sorted(changes.items()) if value != known.get(name))
-    return Training(f"train/{where}/{method}{told}{held}-seed{seed}", config)
+    other = "".join(f"-{name}{value:g}" for name, value in sorted(changes.items()) if value != known.get(name))
+    probed = method == "esam" and column in CIFAR4 and seed < scale.few and not other and not held
+    return Training(f"train/{slug(column)}/{method}{other}{held}-seed{seed}", config, probed)
 
 
-def load_trained(store: Store, run: Training) -> tuple[nn.Module, Any]:
-    """Return a finished run's net with its last weights, in eval mode, and its training images and labels."""
+def load_trained(store: Store, scale: Scale, run: Training) -> tuple[nn.Module, Any]:
+    """Return a run's net with its last weights, in eval mode, and its training images and labels.
+
+    Weights are not committed: where they are not here, the run is trained again.
+    """
     from safetensors.torch import load_file
 
-    net, images = untrained(run)
-    net.load_state_dict(load_file(store.folder / run.name / WEIGHTS))
-    return net.eval(), images
-
-
-def untrained(run: Training) -> tuple[nn.Module, Any]:
-    """Return a run's net before training, and its training images and labels."""
-    from esam.train.models import build_model
-    from esam.train.task import find_factory, make_model
+    from esam.train.task import find_factory
 
     torch.set_num_threads(run.config.threads or 1)
     task: Task = find_factory(run.config.data)()
-    images, labels = task.train  # type: ignore[misc]
-    if ":" in run.config.model:
-        net = make_model(run.config.model, task)
-    else:
-        assert task.classes is not None
-        shape = images.shape
-        net = build_model(run.config.model, classes=len(task.classes), channels=shape[1], size=shape[-1])
-    return net, (images, labels)
+    net, weights = build_net(run.config, task), store.folder / run.name / WEIGHTS
+    if not weights.exists():
+        run.do(store, scale)
+    net.load_state_dict(load_file(weights))
+    return net.eval(), task.train
 
 
-def has_weights(store: Store, run: Training) -> bool:
-    """Whether a run's last weights are on this machine."""
-    return (store.folder / run.name / WEIGHTS).exists()
+def build_net(config: Config, task: Task) -> nn.Module:
+    """Return a run's net before training."""
+    from esam.train.models import build_model
+    from esam.train.task import make_model
+
+    if ":" in config.model:
+        return make_model(config.model, task)
+    assert task.classes is not None
+    _, channels, size, _ = task.train[0].shape
+    return build_model(config.model, classes=len(task.classes), channels=channels, size=size)
 
 
-def work_through(
-    jobs: Callable[[], Iterable[Job]],
-    store: Store,
-    command: Sequence[str],
-    *,
-    at_once: int,
-    tell: Callable[[str], None],
-) -> int:
-    """Do every job that is not done, in order, so many processes at a time; return how many failed.
+@dataclass(frozen=True)
+class Queued(PlannedRun):
+    """A job as esam's pool takes it: its name in a folder, where a worker process reads it."""
 
-    A process does one job after the other by their names (``serve``), and ends with this one; what it has done is kept,
-    and the same call goes on with the rest. ``jobs`` is asked before each, since some follow from what others found.
+    scale: str = ""
+    out: str = ""
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is done: those that are have not been queued."""
+        return False
+
+    def prepare(self) -> None:
+        """Write down which job it is."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        order = {"job": self.label, "scale": self.scale, "out": self.out}
+        write_atomically(self.folder / CONFIG_NAME, json.dumps(order).encode())
+
+
+def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: int, fresh: bool) -> int:
+    """Do every job that is not done, in order, so many at a time; return how many failed.
+
+    A process does one job after the other, or one only where they are to be ``fresh``, and ends with this one. What is
+    done is kept, and the same call goes on with the rest.
     """
-    lock, going, failed = threading.Lock(), dict[str, bool](), set[str]()
-    workers: list[subprocess.Popen[str]] = []
-    done: set[str] = set()  # a record need not be read again and again
+    missing = {job.name: job for job in jobs if not job.done(store)}
+    config, out = next(iter(scale.columns.values())), str(store.folder.parent.absolute())
+    worker = "experiments.paper.worker"
+    queued = [Queued(config, store.folder / name, worker, name, scale.name, out) for name in missing]
 
-    def is_left(job: Job) -> bool:
-        if job.name not in done and job.done(store):
-            done.add(job.name)
-        return job.name not in done and job.name not in going and job.name not in failed
+    def watch() -> None:
+        for name in [name for name, job in missing.items() if job.done(store)]:
+            del missing[name]
+            print(f"{time.strftime('%H:%M:%S')} done {name} ({len(missing)} left)", flush=True)
 
-    def take() -> Job | None:
-        """Return the next job; None where none is left. Waits where one is left that needs what is going on."""
-        while True:
-            with lock:
-                waiting = [job for job in jobs() if is_left(job)]
-                busy = any(heavy for heavy in going.values())
-                job = next((job for job in waiting if job.ready(store) and not (busy and job.heavy)), None)
-                if job is not None:
-                    going[job.name] = job.heavy
-                    tell(f"{time.strftime('%H:%M:%S')} begins {job.name} ({len(waiting)} left)")
-                if job is not None or not going:
-                    return job
-            time.sleep(1)
-
-    def work() -> None:
-        worker: subprocess.Popen[str] | None = None
-        while (job := take()) is not None:
-            if worker is None or job.alone:
-                _end(worker)
-                worker = _start(command, store.folder)
-                workers.append(worker)
-            began, answer = time.monotonic(), _asked(worker, job.name)
-            with lock:
-                del going[job.name]
-                failed.update(() if answer == DONE else (job.name,))
-                tell(f"{time.strftime('%H:%M:%S')} {answer:6} {job.name} after {time.monotonic() - began:.0f} s")
-            if job.alone or answer != DONE:
-                _end(worker)
-                worker = None
-        _end(worker)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(at_once)]
     try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    finally:
-        for worker in workers:
-            _end(worker)
-    return len(failed)
-
-
-DONE, FAILED = "done", "failed"
-
-
-def _start(command: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    folder.mkdir(parents=True, exist_ok=True)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    with (folder / "log.txt").open("ab") as log:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
-        return subprocess.Popen([sys.executable, *command], env=environment, **pipes)  # type: ignore[call-overload,no-any-return]
-
-
-def _asked(worker: subprocess.Popen[str], name: str) -> str:
-    assert worker.stdin is not None and worker.stdout is not None
-    try:
-        worker.stdin.write(f"{name}\n")
-        worker.stdin.flush()
-    except BrokenPipeError:
-        return FAILED
-    return worker.stdout.readline().strip() or FAILED
-
-
-def _end(worker: subprocess.Popen[str] | None) -> None:
-    if worker is not None:
-        worker.kill()
-        worker.wait()
-
-
-def serve(do: Callable[[str], None]) -> None:
-    """Do the jobs whose names come by standard input, and answer each; end at once when the input closes."""
-    names: queue.Queue[str] = queue.Queue()
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a job prints goes to the log
-
-    def read() -> None:
-        for line in sys.stdin:
-            names.put(line.strip())
-        os._exit(1)  # whoever started this is gone; what is on the disk is whole at any moment
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        name = names.get()
-        try:
-            do(name)
-            answer = DONE
-        except Exception:  # of any kind: the others go on
-            print(name, traceback.format_exc(), file=sys.stderr, flush=True)
-            answer = FAILED
-        print(answer, file=answers, flush=True)
+        Pool(at_once, reuse=not fresh, poll=0.5).run(queued, watch)
+    except RuntimeError as error:  # after the others have ended
+        print(error, flush=True)
+    return len(missing)

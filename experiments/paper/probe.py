@@ -1,135 +1,140 @@
-"""What goes on inside a batch? Probed after an epoch in train mode, on the images that the run trains on.
-
-The net is only read: its weights are handed over by ``functional_call``, with copies of its buffers.
-"""
+"""What goes on inside a batch? Probed after an epoch in train mode, on the images that the run trains on."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import math
+from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-Weights = Mapping[str, Tensor]
+from esam.analysis import ModelObjective, gradient_cosines, losses_along, sam_eps, select, swp_eps
+from esam.analysis.directions import Direction, cosine_similarity, inner
+from esam.analysis.objective import Parameters, cross_entropy, moved, norm_of, value_and_gradient
+from esam.train import Config
+
+from .data import WATCH
+from .hyperparameters import Scale
+from .store import Store
+
 BETAS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 TS = (-0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
 """Where on the line from theta (0) through theta + eps (1) the losses of B+ and B- are taken."""
 MASKS = 3
 MEAN_BETA = 0.6
+EVERY = 20
+"""Epochs between probes of zeta, losses along eps and mean perturbations."""
 
 
-class Batch:
-    """The loss of one batch as a function of the weights, in train mode."""
+class TrainMode:
+    """The mean loss of one batch in train mode, as ``ModelObjective`` has it in eval mode; the net is only read."""
 
     def __init__(self, net: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.net, self.x, self.y = net, x, y
-        self.theta = {name: p.detach().clone() for name, p in net.named_parameters()}
-        self.buffers = {name: b.detach().clone() for name, b in net.named_buffers()}
+        self.net, self.x, self.y, self.count = net, x, y, len(y)
+        self.parameters = {name: p.detach().clone() for name, p in net.named_parameters()}
 
-    def losses(self, weights: Weights, rows: Tensor | None = None) -> Tensor:
-        """Return one loss a sample, of all samples or of some."""
-        x, y = (self.x, self.y) if rows is None else (self.x[rows], self.y[rows])
-        buffers = {name: b.clone() for name, b in self.buffers.items()}
-        return F.cross_entropy(functional_call(self.net, ({**weights}, buffers), (x,)), y, reduction="none")
+    def __call__(self, parameters: Parameters) -> Tensor:
+        """Return the mean loss."""
+        return self.losses(parameters).mean()
 
-    def gradient(self, weights: Weights, rows: Tensor | None = None) -> Weights:
-        """Return the gradient of the mean loss."""
-        leaves = {name: w.detach().requires_grad_() for name, w in weights.items()}
-        found = torch.autograd.grad(self.losses(leaves, rows).mean(), list(leaves.values()))
-        return dict(zip(leaves, found, strict=True))
+    def losses(self, parameters: Parameters) -> Tensor:
+        """Return one loss a sample."""
+        buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
+        return cross_entropy(functional_call(self.net, {**buffers, **parameters}, (self.x,)), self.y)
 
-    def at(self, eps: Weights, t: float = 1.0) -> Weights:
-        """Return theta + t eps."""
-        return {name: w + t * eps[name] for name, w in self.theta.items()}
-
-
-def dot(a: Weights, b: Weights) -> float:
-    """Return the inner product."""
-    return float(sum((a[name] * b[name]).sum() for name in a))
-
-
-def cosine(a: Weights, b: Weights) -> float:
-    """Return the cosine of the angle between two directions."""
-    length = (dot(a, a) * dot(b, b)) ** 0.5
-    return dot(a, b) / length if length else 0.0
+    def only(self, rows: Tensor) -> TrainMode:
+        """Return the mean loss of some samples."""
+        return TrainMode(self.net, self.x[rows], self.y[rows])
 
 
 def rank_correlation(a: Tensor, b: Tensor) -> float:
     """Return Spearman's correlation."""
     ranks = [values.argsort().argsort().double() for values in (a, b)]
-    found = torch.corrcoef(torch.stack(ranks))[0, 1]
-    return float(found) if torch.isfinite(found) else 0.0
+    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
 
 
-def swp_eps(gradient: Weights, rho: float, beta: float, generator: torch.Generator) -> Weights:
-    """Return one of SWP's perturbations: each tensor drawn with probability beta, divided by beta."""
-    norm = dot(gradient, gradient) ** 0.5 or 1.0
-    drawn = torch.rand(len(gradient), generator=generator) < beta
-    return {
-        name: (rho / norm / beta) * g if kept else torch.zeros_like(g)
-        for (name, g), kept in zip(gradient.items(), drawn.tolist(), strict=True)
-    }
-
-
-def inside(batch: Batch, rho: float, gamma: float, generator: torch.Generator) -> dict[str, float]:
+def inside(batch: TrainMode, rho: float, gamma: float, seed: int) -> dict[str, float]:
     """Return cosines of the gradients of B+, B- and a random half to B's at theta + eps, and what else A.2 says.
 
     "correlation" is that of a sample's rise with its loss; "alignment" the cosine of eps to the gradient of the samples
     that rise (alpha = 0).
     """
-    gradient = batch.gradient(batch.theta)
-    eps = {name: rho / (dot(gradient, gradient) ** 0.5 or 1.0) * g for name, g in gradient.items()}
-    there = batch.at(eps)
-    with torch.no_grad():
-        start = batch.losses(batch.theta)
-        rise = batch.losses(there) - start
-    order = rise.argsort(descending=True, stable=True)
-    count = max(1, round(gamma * len(rise)))
-    whole = batch.gradient(there)
-    random = torch.randperm(len(rise), generator=generator)[:count]
-    sets = {"B+": order[:count], "B-": order[count:], "random": random}
-    found = {f"cosine {name}": cosine(batch.gradient(there, rows), whole) for name, rows in sets.items()}
+    objective, theta = cast(ModelObjective, batch), batch.parameters
+    chosen = select(objective, theta, gamma=gamma, rho=rho, seed=seed)
+    cosines = gradient_cosines(objective, theta, chosen)
+    rise = chosen.perturbed_losses - chosen.losses
     rising = (rise > 0).nonzero().flatten()
-    aligned = cosine(batch.gradient(batch.theta, rising), eps) if len(rising) > 1 else 0.0
-    return {**found, "correlation": rank_correlation(rise, start), "alignment": aligned}
+    up = value_and_gradient(batch.only(rising), theta)[1] if len(rising) > 1 else chosen.eps
+    return {
+        "cosine B+": cosines["plus"],
+        "cosine B-": cosines["minus"],
+        "cosine random": cosines["random"],
+        "correlation": rank_correlation(rise, chosen.losses),
+        "alignment": cosine_similarity(up, chosen.eps) if len(rising) > 1 else 0.0,
+    }
 
 
-def deeper(batch: Batch, rho: float, gamma: float, masks: int, generator: torch.Generator) -> dict[str, Any]:
+def along(batch: TrainMode, rho: float, gamma: float, masks: int, seed: int) -> dict[str, float]:
     """Return zeta of SAM's eps and of SWP's for each beta, their lengths, losses along eps, and SWP's mean eps."""
-    gradient = batch.gradient(batch.theta)
-    norm = dot(gradient, gradient) ** 0.5 or 1.0
-    eps = {name: rho / norm * g for name, g in gradient.items()}
-    with torch.no_grad():
-        start = batch.losses(batch.theta)
-        rise = batch.losses(batch.at(eps)) - start
-        order = rise.argsort(descending=True, stable=True)
-        count = max(1, round(gamma * len(rise)))
+    objective, theta, generator = cast(ModelObjective, batch), batch.parameters, torch.Generator().manual_seed(seed)
+    start, gradient = value_and_gradient(batch, theta)
+    eps = sam_eps(gradient, rho)
 
-        def zeta(direction: Weights, t: float = 1.0) -> float:
-            return abs(float(batch.losses(batch.at(direction, t)).mean() - start.mean()) - t * dot(direction, gradient))
+    def zeta(direction: Direction, t: float = 1.0) -> float:
+        with torch.no_grad():
+            rise = float(batch(moved(theta, direction, t)) - start)
+        return abs(rise - t * inner(direction, gradient))
 
-        found: dict[str, Any] = {"zeta sam": zeta(eps)}
-        for beta in BETAS:
-            drawn = [swp_eps(gradient, rho, beta, generator) for _ in range(MASKS)]
-            found[f"zeta {beta:g}"] = sum(map(zeta, drawn)) / MASKS
-            found[f"length {beta:g}"] = sum(dot(one, one) ** 0.5 for one in drawn) / MASKS / rho
-            found[f"zeta {beta:g} undivided"] = sum(zeta(one, beta) for one in drawn) / MASKS
-        for t in TS:
-            losses = batch.losses(batch.at(eps, t))
-            found |= {
-                f"B+ at {t:g}": float(losses[order[:count]].mean()),
-                f"B- at {t:g}": float(losses[order[count:]].mean()),
-            }
-        mean = {name: torch.zeros_like(g) for name, g in gradient.items()}
-        for _ in range(masks):
-            for name, part in swp_eps(gradient, rho, MEAN_BETA, generator).items():
-                mean[name] += part / masks
-        off = {name: mean[name] - eps[name] for name in eps}
-        found["mean cosine"] = cosine(mean, eps)
-        found["mean norm"] = dot(mean, mean) ** 0.5 / rho
-        # by chance alone: each tensor's part of eps has the variance (1 - beta) / beta of its mask, over so many masks
-        found["mean distance"] = dot(off, off) ** 0.5 / rho / ((1 - MEAN_BETA) / MEAN_BETA / masks) ** 0.5
+    found = {"zeta sam": zeta(eps)}
+    for beta in BETAS:
+        drawn = [swp_eps(gradient, rho, beta=beta, generator=generator) for _ in range(MASKS)]
+        found[f"zeta {beta:g}"] = sum(map(zeta, drawn)) / MASKS
+        found[f"zeta {beta:g} undivided"] = sum(zeta(one, beta) for one in drawn) / MASKS
+        found[f"length {beta:g}"] = sum(float(norm_of(one.values())) for one in drawn) / MASKS / rho
+    curves = losses_along(objective, theta, select(objective, theta, gamma=gamma, rho=rho), ts=TS)
+    for name, curve in (("B+", curves["plus"]), ("B-", curves["minus"])):
+        found |= {f"{name} at {t:g}": loss for t, loss in zip(TS, curve, strict=True)}
+    mean = {name: torch.zeros_like(g) for name, g in gradient.items()}
+    for _ in range(masks):
+        for name, part in swp_eps(gradient, rho, beta=MEAN_BETA, generator=generator).items():
+            mean[name] += part / masks
+    found["mean cosine"] = cosine_similarity(mean, eps)
+    # by chance alone: each tensor's part of eps has the variance (1 - beta) / beta of its mask, over so many masks
+    chance = rho * ((1 - MEAN_BETA) / MEAN_BETA / masks) ** 0.5
+    found["mean distance"] = float(norm_of(mean[name] - eps[name] for name in eps)) / chance
     return found
+
+
+class Observer:
+    """Writes a line an epoch: the losses that the steps saw, and what probes find on the same batches every time."""
+
+    def __init__(self, store: Store, name: str, config: Config, scale: Scale) -> None:
+        self.store, self.name, self.config, self.scale = store, name, config, scale
+        WATCH.epoch()  # forget what another run has left
+
+    def __call__(self, epoch: int, model: nn.Module, data: Any) -> None:
+        """Write an epoch's line; one that is trained again after a kill replaces its line."""
+        seen = {name: [round(value, 5) for value in values] for name, values in WATCH.epoch().items()}
+        before = [line for line in self.store.lines(self.name) or [] if line["epoch"] < epoch]
+        self.store.write(self.name, [*before, {"epoch": epoch, **seen, **self.probed(epoch, model, data)}])
+
+    def probed(self, epoch: int, model: nn.Module, data: Any) -> dict[str, list[float]]:
+        """Return what is found in train mode, one value a batch."""
+        (images, labels), count = data.train, self.scale.probed_batches
+        rho, gamma = self.config.settings["rho"], self.config.settings["gamma"]
+        order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
+        size, found, mode = min(self.config.batch_size, len(labels) // count), [], model.training
+        model.train()
+        for number, rows in enumerate(order[: count * size].view(count, size)):
+            batch, seed = TrainMode(model, images[rows], labels[rows]), 1_000 * epoch + number
+            values = inside(batch, rho, gamma, seed)
+            if epoch == 1 or epoch % EVERY == 0:
+                values |= along(batch, rho, gamma, self.scale.mean_draws, seed)
+            found.append(values)
+        model.train(mode)
+        return {name: [_short(values[name]) for values in found] for name in found[0]}
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}") if math.isfinite(value) else 0.0  # a cosine to nothing

@@ -11,6 +11,10 @@ HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN = "holds", "contradicted", "inconclus
 MARGIN = 0.45
 """Points of accuracy by which a method may be under another and still be "at least" as good (rule 1)."""
 SEEDS = 6
+DETAILS = " | "
+"""Before what is left out on a page: other tasks than the one that decides."""
+PROCESSES = 5
+"""In which a speed must be timed at least (rule 14)."""
 FITTED = 99.0
 """Per cent of the training images that every method compared must get right (rule 4)."""
 
@@ -24,6 +28,11 @@ class Verdict:
     verdict: str
     measured: str
     reason: str = ""
+
+    def words(self, *, short: bool = False) -> str:
+        """Say what was measured, and the reason."""
+        measured = self.measured.split(DETAILS)[0] if short else self.measured
+        return f"{measured}; {self.reason}" if self.reason else measured
 
     def because(self, reason: str) -> Verdict:
         """Return the verdict as inconclusive for this reason; one that was not run stays so."""
@@ -240,9 +249,12 @@ def guarded(verdict: Verdict, *, n: int, fits: Mapping[str, float], sam_leads: b
     return verdict if sam_leads else verdict.because("SAM itself does not lead SGD here")
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
+def worst(verdicts: Sequence[Verdict], otherwise: str = "no runs") -> Verdict:
     """Return the verdicts of several tasks as one: a claim about all of them holds only if each does."""
+    if not verdicts:
+        return Verdict(NOT_RUN, otherwise)
     order = (CONTRADICTED, INCONCLUSIVE, NOT_RUN, HOLDS)
-    verdict = next(v for v in order if any(one.verdict == v for one in verdicts))
-    reasons = dict.fromkeys(one.reason for one in verdicts if one.verdict == verdict and one.reason)
-    return Verdict(verdict, "; ".join(one.measured for one in verdicts), "; ".join(reasons))
+    ordered = sorted(verdicts, key=lambda one: order.index(one.verdict))  # the one that decides comes first
+    verdict = ordered[0].verdict
+    reasons = dict.fromkeys(one.reason for one in ordered if one.verdict == verdict and one.reason)
+    return Verdict(verdict, DETAILS.join(one.measured for one in ordered), "; ".join(reasons))

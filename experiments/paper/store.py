@@ -13,7 +13,7 @@ from esam.train.packed import read_pack, write_pack
 
 PACK = Path(__file__).resolve().parents[2] / "results" / "paper.jsonl.xz"
 FIRST_ROUND = PACK.with_name("paper_first_round.jsonl.xz")
-RECORD = "record.jsonl"
+RECORD, EPOCHS = "record.jsonl", "epochs.jsonl"
 
 Line = dict[str, Any]
 
@@ -59,23 +59,23 @@ class Store:
         lines = self.lines(f"{name}/{RECORD}")
         return lines[-1] if lines and lines[-1].get("status") == "finished" else None
 
-    def commit(self, pack: Path | None = None) -> int:
+    def commit(self) -> int:
         """Add what was finished here to the pack; return how many files that were."""
-        target = pack or self.pack
-        assert target is not None, "there is a pack to write"
-        found = {}
-        for name in self.names(""):
+        assert self.pack is not None, "there is a pack to write"
+        here, found = set(self.names("")), {}
+        for name in here:
             lines = self.lines(name)
             if name in self.committed or not lines or ".work." in name:
                 continue
-            if name.endswith("/epochs.jsonl") and self.end(name.removesuffix("/epochs.jsonl")) is None:
+            if name.endswith(f"/{EPOCHS}") and self.end(name.removesuffix(f"/{EPOCHS}")) is None:
                 continue
             if name.endswith(RECORD):
                 if lines[-1].get("kind") != "end":
                     continue
-                if not name.startswith("probed/"):  # of these, it is asked in which epoch the images are fitted
+                if name.replace(RECORD, EPOCHS) not in here:  # of probed runs, it is asked when the images are fitted
                     lines = [line for line in lines if line["kind"] != "epoch" or line["epoch"] % 20 == 0]
             found[name] = lines
-        write_pack(target, {**self.committed, **found})
-        self.__dict__.pop("committed", None)
+        if found:
+            write_pack(self.pack, {**self.committed, **found})
+            del self.committed
         return len(found)

@@ -7,73 +7,56 @@ CIFAR10". The paper's Tables 1 and 3 differ in three numbers of the same runs; e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 from . import rules
-from .hyperparameters import CIFAR4, FIVE, Scale
+from .hyperparameters import CIFAR4, LABELS, Scale
 from .jobs import Job, training
-from .results import Claim, Results, accuracy_claim, figure_of_a_gpu, speed_claim
+from .results import Claim, Results, at_least, more_accurate, speed_claim
 from .rules import Verdict
-from .tables import PaperTable, printed, table_item
+from .tables import PaperTable, draw_item, make_tables, printed
 
 NUMBER, TITLE = "Table 3", "Ablation: SAM with SWP, with SDS, with both"
+# fmt: off
+#   accuracy, images/s of SGD, SAM, SWP, SDS and ESAM
 PAPER: PaperTable = {
-    ("ResNet-18", "CIFAR-10"): printed(
-        FIVE, (95.41, 3387), (96.52, 1717, 100.0), (96.74, 1896, 110.5), (96.45, 2105, 122.6), (96.56, 2409, 140.3)
-    ),
-    ("ResNet-18", "CIFAR-100"): printed(
-        FIVE, (78.17, 3438), (80.17, 1730, 100.0), (80.53, 1887, 109.1), (80.38, 2103, 121.5), (80.41, 2423, 140.9)
-    ),
-    ("WRN-28-10", "CIFAR-10"): printed(
-        FIVE, (96.34, 801), (97.27, 396, 100.0), (97.37, 430, 108.5), (97.24, 495, 124.8), (97.29, 551, 138.9)
-    ),
-    ("WRN-28-10", "CIFAR-100"): printed(
-        FIVE, (81.56, 792), (83.42, 391, 100.0), (84.44, 423, 108.3), (84.46, 492, 125.8), (84.51, 545, 139.4)
-    ),
+    ("ResNet-18", "CIFAR-10"):  printed((95.41, 3387), (96.52, 1717), (96.74, 1896), (96.45, 2105), (96.56, 2409)),
+    ("ResNet-18", "CIFAR-100"): printed((78.17, 3438), (80.17, 1730), (80.53, 1887), (80.38, 2103), (80.41, 2423)),
+    ("WRN-28-10", "CIFAR-10"):  printed((96.34, 801), (97.27, 396), (97.37, 430), (97.24, 495), (97.29, 551)),
+    ("WRN-28-10", "CIFAR-100"): printed((81.56, 792), (83.42, 391), (84.44, 423), (84.46, 492), (84.51, 545)),
 }
+# fmt: on
 CIFAR100 = tuple(column for column in CIFAR4 if column[1] == "CIFAR-100")
 
 
-def jobs(scale: Scale, seeds: Sequence[int]) -> list[Job]:
-    """Return SWP and SDS alone, on the four columns; SGD, SAM and ESAM are Table 1's."""
-    return [
-        training(scale, column, method, seed)
-        for seed in seeds
-        for column in CIFAR4
-        for method in ("esam-swp", "esam-sds")
-    ]
+def jobs(scale: Scale) -> list[Job]:
+    """Return SWP and SDS alone, seed by seed; SGD, SAM and ESAM are Table 1's."""
+    seeds, methods = range(scale.few), ("esam-swp", "esam-sds")
+    return [training(scale, column, method, seed) for seed in seeds for column in CIFAR4 for method in methods]
 
 
-tables, draw = table_item("table3", PAPER, "Table 3")
+tables = partial(make_tables, TITLE, PAPER)
+draw = partial(draw_item, "table3", "Table 3", PAPER)
 
 
 def _order_of_speeds(results: Results) -> Verdict:
     """Judge that SAM < SWP < SDS < ESAM in speed, each by the interval of the ratio over processes."""
     verdicts = []
     for column in CIFAR4:
-        times = results.speeds(column)
-        order = ("sam", "esam-swp", "esam-sds", "esam")
-        if not all(step in times for step in order):
-            continue
-        for slow, fast in pairwise(order):
-            ratio = rules.speed_ratio([a / b for a, b in zip(times[slow], times[fast], strict=True)])
-            verdicts.append(
-                rules.above(ratio, 1.0, f"{results.title(column)}: {fast} {100 * ratio.mean:.0f} % of {slow}")
-            )
-    return rules.worst(verdicts) if verdicts else Verdict(rules.NOT_RUN, "not timed")
+        for slow, fast in pairwise(("sam", "esam-swp", "esam-sds", "esam")):
+            if ratio := results.speed(column, fast, of=slow):
+                words = f"{results.title(column)}: {LABELS[fast]} {100 * ratio.mean:.0f} % of {LABELS[slow]}"
+                verdicts.append(rules.above(ratio, 1.0, words))
+    return rules.worst(verdicts, "not timed")
 
 
 CLAIMS = (
-    Claim("SWP is at least as accurate as SAM", "+0.10 to +1.02", accuracy_claim(CIFAR4, "esam-swp", "sam")),
-    Claim("SWP is more accurate than SAM", "in all four", accuracy_claim(CIFAR4, "esam-swp", "sam", better=True)),
-    Claim("SDS is at least as accurate as SAM", "-0.07 to +1.04", accuracy_claim(CIFAR4, "esam-sds", "sam")),
-    Claim(
-        "SDS is more accurate than SAM on CIFAR-100",
-        "+0.21, +1.04",
-        accuracy_claim(CIFAR100, "esam-sds", "sam", better=True),
-    ),
-    Claim("SWP's speed", "108.3 to 110.5 % of SAM's", figure_of_a_gpu(speed_claim(CIFAR4, "esam-swp", 1.083))),
-    Claim("SDS's speed", "121.5 to 125.8 % of SAM's", figure_of_a_gpu(speed_claim(CIFAR4, "esam-sds", 1.215))),
+    Claim("SWP is at least as accurate as SAM", "+0.10 to +1.02", at_least(CIFAR4, "esam-swp", "sam")),
+    Claim("SWP is more accurate than SAM", "in all four", more_accurate(CIFAR4, "esam-swp", "sam")),
+    Claim("SDS is at least as accurate as SAM", "-0.07 to +1.04", at_least(CIFAR4, "esam-sds", "sam")),
+    Claim("SDS is more accurate than SAM on CIFAR-100", "+0.21, +1.04", more_accurate(CIFAR100, "esam-sds", "sam")),
+    Claim("SWP's speed", "108.3 to 110.5 % of SAM's", speed_claim(CIFAR4, "esam-swp", 1.083)),
+    Claim("SDS's speed", "121.5 to 125.8 % of SAM's", speed_claim(CIFAR4, "esam-sds", 1.215)),
     Claim("Speeds rise from SAM to SWP, SDS and ESAM", "in all four", _order_of_speeds),
 )
