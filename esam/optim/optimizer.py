@@ -18,6 +18,8 @@ RHO_KEY = "sam_rho"
 """The key of a group's own radius; plain ``rho`` belongs to some bases, such as Adadelta."""
 PERTURB_KEY = "perturb"
 _PREFIX = "sharpness_aware_"
+_BASE_STATE = f"{_PREFIX}base"
+"""The key of a base's state that has a form of its own, as that of a Lookahead around another optimizer has."""
 
 
 def _of_base(name: str, doc: str = "As the base's own.") -> Any:
@@ -158,6 +160,8 @@ class Wrapper(StandIn):
         which asks the base's own state for the names to read.
         """
         saved = self.base.state_dict()
+        if "param_groups" not in saved:
+            saved = {"state": {}, "param_groups": [{"params": range(len(self._parameters()))}], _BASE_STATE: saved}
         groups = [dict(group) for group in saved["param_groups"]]
         state = {n: dict(entries) for n, entries in saved["state"].items()}
         groups[0][f"{_PREFIX}{type(self).__name__}"] = self.generator.get_state()
@@ -181,6 +185,8 @@ class Wrapper(StandIn):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from ``state_dict``; one saved by the base optimizer alone starts with fresh memory."""
+        if "param_groups" not in state_dict:
+            state_dict = {"state": {}, "param_groups": [], _BASE_STATE: state_dict}
         groups, in_groups = _parted(dict(enumerate(state_dict["param_groups"])))
         state, by_parameter = _parted(state_dict["state"])
         memory = {name: value for entries in in_groups.values() for name, value in entries.items()}
@@ -192,7 +198,11 @@ class Wrapper(StandIn):
             )
         self._step = None
         settings = [{k: g[k] for k in (RHO_KEY, PERTURB_KEY) if k in g} for g in self.base.param_groups]
-        self.base.load_state_dict({**state_dict, "state": state, "param_groups": list(groups.values())})
+        self.base.load_state_dict(
+            state_dict[_BASE_STATE]
+            if _BASE_STATE in state_dict
+            else {**state_dict, "state": state, "param_groups": list(groups.values())}
+        )
         if not savers:  # a state of the base alone knows nothing of the groups' own radii
             for group, kept in zip(self.base.param_groups, settings, strict=True):
                 group.update({**kept, **group})
@@ -234,14 +244,15 @@ class Wrapper(StandIn):
         super().__setstate__({**state, "generator": generator})
 
 
-def _parted(owners: Mapping[Any, Mapping[str, Any]]) -> tuple[dict[Any, dict[str, Any]], dict[Any, dict[str, Any]]]:
+def _parted(owners: Mapping[Any, Mapping[Any, Any]]) -> tuple[dict[Any, dict[Any, Any]], dict[Any, dict[str, Any]]]:
     """Part each owner's entries: the base's, and ours by their names without the prefix."""
-    theirs = {k: {n: v for n, v in entries.items() if not n.startswith(_PREFIX)} for k, entries in owners.items()}
-    ours = {
-        k: {n.removeprefix(_PREFIX): v for n, v in entries.items() if n.startswith(_PREFIX)}
-        for k, entries in owners.items()
-    }
+    theirs = {k: {n: v for n, v in entries.items() if not _is_ours(n)} for k, entries in owners.items()}
+    ours = {k: {n.removeprefix(_PREFIX): v for n, v in entries.items() if _is_ours(n)} for k, entries in owners.items()}
     return {k: entries for k, entries in theirs.items() if entries}, ours
+
+
+def _is_ours(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(_PREFIX)
 
 
 def _local(tensor: Any) -> Tensor:
