@@ -56,6 +56,16 @@ def normalised(dtype=torch.float64):
     return nn.Sequential(*layers, nn.ReLU(), nn.Linear(8, 3)).to(dtype)
 
 
+def assert_same(a, b, atol=0.0):
+    """Equal bit for bit, or so near."""
+    for x, y in zip(a, b, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=atol)
+
+
+def sgd(p, **settings):
+    return torch.optim.SGD(p.model.parameters(), **{"lr": 0.05, "momentum": 0.9, **settings})
+
+
 EVERY_ROW = {name: row for name, row in METHODS.items() if name != "sam-on"}  # which wants norm layers
 TWO_PASSES = ("sam", "asam", "looksam", "fsam", "gsam", "esam", "esam-swp", "esam-sds", "esam-random")
 EVERY_METHOD = {name: METHODS[name] for name in TWO_PASSES}

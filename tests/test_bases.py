@@ -1,0 +1,195 @@
+"""Does any base work as it is: every optimizer of torch and of pytorch_optimizer, and wrappers around one?"""
+
+import copy
+
+import pytest
+import torch
+from conftest import Problem, assert_same, problem
+from torch import nn
+
+from esam import ESAM, SAM, LookSAM, SliceSAM
+
+# rho = 0 is the base, bit for bit -------------------------------------------------------------------------------------
+
+
+def dense():
+    return problem(dtype=torch.float32)
+
+
+def matrices():
+    """For bases that orthogonalise: no biases."""
+    return problem(
+        lambda dtype: nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)),
+        dtype=torch.float32,
+    )
+
+
+def embedded():
+    """For bases that take sparse gradients only."""
+    torch.manual_seed(0)
+    return Problem(nn.EmbeddingBag(8, 3, sparse=True), torch.randint(0, 8, (12, 4)), torch.randint(0, 3, (12,)))
+
+
+def of_parameters(base):
+    return lambda model: base(model.parameters())
+
+
+def of_matrices_and_others(base):
+    return lambda model: base(
+        [{"params": [w for w in model.parameters() if (w.dim() == 2) == use], "use_muon": use} for use in (True, False)]
+    )
+
+
+def bases_of_torch():
+    for name, base in vars(torch.optim).items():
+        if isinstance(base, type) and issubclass(base, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS"):
+            yield name, of_parameters(base), {"SparseAdam": embedded, "Muon": matrices}.get(name, dense)
+
+
+FAIL_ALONE = {"alig", "adahessian", "sophiah", "lbfgs"}
+"""They want a closure of their own, or gradients with a graph."""
+NO_DEFAULTS = {"adalomo", "adammini", "lomo", "bsam", "ranger21", "demo", "distributedmuon"}
+"""They want the model, lengths of a training, or a process group."""
+
+
+def bases_of_pytorch_optimizer():
+    package = pytest.importorskip("pytorch_optimizer")
+    for name in sorted({*package.get_supported_optimizers()} - FAIL_ALONE - NO_DEFAULTS):
+        made = of_matrices_and_others if "muon" in name or name == "adago" else of_parameters
+        yield name, made(package.load_optimizer(name)), matrices if name == "spectralsphere" else dense
+
+
+def trained(make, setting, wrap=None, steps=3):
+    p = setting()
+    base = make(p.model)
+    torch.manual_seed(1)  # some draw numbers as they step
+    for _ in range(steps):
+        if wrap is not None:
+            base = base if isinstance(base, SAM) else wrap(base, p.model)
+            p.step(base)
+        else:
+            base.zero_grad()
+            p.loss_of(p.x, p.y).mean().backward()
+            base.step()
+    return p.weights
+
+
+@pytest.mark.filterwarnings("ignore")  # the packages' own
+@pytest.mark.parametrize(("bases", "least"), [(bases_of_torch, 14), (bases_of_pytorch_optimizer, 110)])
+def test_rho_zero_is_every_base_bit_for_bit(bases, least):
+    """Before: Adadelta's own rho, 0.9, was the radius of every step."""
+    differ, moved = {}, 0
+    for name, make, setting in bases():
+        alone, ours = trained(make, setting), trained(make, setting, lambda base, model: SAM(base, model, rho=0.0))
+        moved += not all(map(torch.equal, alone, setting().weights))
+        if not all(map(torch.equal, alone, ours)):
+            differ[name] = max(float((a - b).abs().max()) for a, b in zip(alone, ours, strict=True))
+    assert differ == {}
+    assert moved >= least  # the rest have tiny rates
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_base_that_cannot_step_alone_raises_here_too_and_moves_nothing():
+    package = pytest.importorskip("pytorch_optimizer")
+    for name in FAIL_ALONE:
+        p = dense()
+        before = p.weights
+        with pytest.raises(Exception, match="(?i)closure|does not require grad"):
+            p.step(SAM(package.load_optimizer(name)(p.model.parameters()), p.model))
+        assert_same(p.weights, before)
+
+
+@pytest.mark.parametrize("rho", [0.05, 0.3])
+def test_adadeltas_rho_is_not_a_radius(rho):
+    p = problem()
+    optimizer, seen = SAM(torch.optim.Adadelta(p.model.parameters(), rho=0.9), p.model, rho=rho), []
+    theta = p.weights
+    p.model.register_forward_pre_hook(lambda *_: seen.append(p.weights))
+    p.step(optimizer)
+    length = torch.cat([(a - b).flatten() for a, b in zip(seen[1], theta, strict=True)]).norm()
+    assert length == pytest.approx(rho, rel=1e-9)
+
+
+# Wrappers around an optimizer -----------------------------------------------------------------------------------------
+
+
+class Unhooked(torch.optim.Optimizer):
+    """A wrapper that does not call ``Optimizer.__init__``, as older Lookaheads do."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        self.param_groups, self.state = inner.param_groups, inner.state
+
+    def step(self, closure=None):
+        return self.inner.step()
+
+    def zero_grad(self, set_to_none=True):
+        self.inner.zero_grad(set_to_none)
+
+    def state_dict(self):
+        return self.inner.state_dict()
+
+    def load_state_dict(self, state_dict):
+        self.inner.load_state_dict(state_dict)
+
+
+def replaced_step(base):
+    base.step = lambda inner=base.step: inner()
+    return base
+
+
+def plain_hooks(base):
+    base._optimizer_step_pre_hooks = {}
+    return base
+
+
+def accelerated(base):
+    return pytest.importorskip("accelerate").Accelerator(cpu=True).prepare_optimizer(base)
+
+
+def of_package(name, **settings):
+    def wrap(base):
+        wrapped = getattr(pytest.importorskip("pytorch_optimizer"), name)(base, **settings)
+        getattr(wrapped, "train", lambda: None)()  # of schedule-free bases
+        return wrapped
+
+    return wrap
+
+
+WRAPPERS = {
+    "without Optimizer.__init__": Unhooked,
+    "a step replaced on the instance": replaced_step,
+    "a plain dict of hooks": plain_hooks,
+    "accelerate": accelerated,
+    "Lookahead": of_package("Lookahead", k=2),
+    "OrthoGrad": of_package("OrthoGrad"),
+    "ScheduleFreeWrapper": of_package("ScheduleFreeWrapper"),
+    "TRAC": of_package("TRAC"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_wrapper_as_base_is_itself_at_rho_zero_counts_steps_and_resumes_bit_for_bit(kind):
+    """Before: never counted, so that methods that count steps stood still; an AttributeError or a TypeError."""
+
+    def wrapped(model):
+        return WRAPPERS[kind](torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+
+    assert_same(trained(wrapped, dense), trained(wrapped, dense, lambda base, model: SAM(base, model, rho=0.0)))
+    for method, settings in ((LookSAM, {"k": 2}), (ESAM, {}), (SliceSAM, {})):
+        p = dense()
+        optimizer = method(wrapped(p.model), p.model, seed=3, **settings)
+        torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for _ in range(3):
+            p.step(optimizer)
+        assert optimizer.steps == 3
+        weights, state = copy.deepcopy(p.model.state_dict()), copy.deepcopy(optimizer.state_dict())
+        for _ in range(2):
+            p.step(optimizer)
+        q = dense()
+        again = method(wrapped(q.model), q.model, seed=4, **settings)
+        q.model.load_state_dict(weights)
+        again.load_state_dict(state)
+        for _ in range(2):
+            q.step(again)
+        assert_same(p.weights, q.weights)
