@@ -56,7 +56,7 @@ def test_everyone_has_the_same_trials_and_the_final_has_every_role():
     assert (base.lr, base.epochs, sam.rho) == (pytest.approx(0.1), 20, 0.05)
     for arm in ("sam", "slicesam", "ascent", "msam", "rwp"):
         trials = {(r["rho"], r["epochs"]) for r in records.values() if r["stage"] == "tune" and r["arm"] == arm}
-        assert len(trials) == 4, arm
+        assert len(trials) == 5, arm
         assert tuned(records, "cifar10", arm).epochs == 20
     roles = final(records, "cifar10")
     assert {len(runs) for runs in roles.values()} == {len(FINAL_SEEDS)}

@@ -58,14 +58,25 @@ def averaged_score(task: str, share: float) -> Score:
     return lambda record: float("-inf") if record["diverged"] else sign * record[f"ema_{share}_{kind}"]
 
 
-def climb(records: Records, start: Run, ladder: Ladder, seeds: Sequence[int], score: Score) -> Run:
-    """Return the start with the best value of one setting; raise ``Missing`` while runs of it are open."""
+def climb(
+    records: Records, start: Run, ladder: Ladder, seeds: Sequence[int], score: Score, within: Sequence[Ladder] = ()
+) -> Run:
+    """Return the start with the best value of one setting, each value with its own best of the settings ``within``.
+
+    Raises ``Missing`` while runs of it are open.
+    """
     origin = getattr(start, ladder.setting)
-    multiples = sorted(ladder.multiples)
+    multiples = sorted(m for m in ladder.multiples if m <= ladder.highest)
     while True:
-        tried = {m: replace(start, **{ladder.setting: origin * m}) for m in multiples}
+        tried: dict[float, Run] = {}
+        missing: list[Run] = []
+        for m in multiples:
+            try:
+                tried[m] = search(records, replace(start, **{ladder.setting: origin * m}), within, seeds, score)
+            except Missing as more:
+                missing += more.runs
         needed = [replace(run, seed=seed) for run in tried.values() for seed in seeds]
-        if missing := [run for run in needed if run.key not in records]:
+        if missing := [*missing, *(run for run in needed if run.key not in records)]:
             raise Missing(missing)
         mean = {m: fmean(score(records[replace(run, seed=s).key]) for s in seeds) for m, run in tried.items()}
         best = max(multiples, key=lambda m: mean[m])
@@ -100,17 +111,20 @@ def pilot(records: Records, task: str) -> tuple[Run, Run]:
 def tuned(records: Records, task: str, arm: str) -> Run:
     """Return an arm's best settings: as many trials for everyone, at full length, on validation data, two seeds."""
     base, sam = pilot(records, task)
-    start = replace(base, stage="tune", arm=arm)
-    length = Ladder("epochs", (0.5, 1), 2, 0.25, 1)
     score = better_is_higher(task)
-    if arm == "base":
-        return search(records, start, (Ladder("lr", (0.5, 1, 2), 2, 0.25, 4), length), TUNE_SEEDS, score)
-    if arm == "base-ema":
-        trials = (Ladder("lr", (0.5, 1, 2), 2, 0.25, 4), length)
-        start = replace(start, arm="base")
-        found = [search(records, start, trials, TUNE_SEEDS, averaged_score(task, share)) for share in HORIZONS]
+    budget = TASKS[task].epochs * TASKS[task].longest
+    if arm in ("base", "base-ema"):
+        start = replace(base, stage="tune", arm="base")
+        length = Ladder("epochs", (0.5, 1), 2, 0.125, budget / base.epochs)
+        rates = (Ladder("lr", (0.5, 1, 2), 2, 0.125, 8),)  # at each length its own
+        if arm == "base":
+            return climb(records, start, length, TUNE_SEEDS, score, rates)
+        averaged = [averaged_score(task, share) for share in HORIZONS]
+        found = [climb(records, start, length, TUNE_SEEDS, score, rates) for score in averaged]
         return max(found, key=lambda run: best_average(records, task, run)[1])
-    start = replace(start, rho=sam.rho if arm in ("sam", "slicesam", "ascent") else ARMS[arm].rho)
+    base = tuned(records, task, "base")
+    start = replace(base, arm=arm, rho=sam.rho if arm in ("sam", "slicesam", "ascent") else ARMS[arm].rho)
+    length = Ladder("epochs", (0.5, 1, 2), 2, 0.125, budget / base.epochs)
     return search(records, start, (Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8), length), TUNE_SEEDS, score)
 
 
