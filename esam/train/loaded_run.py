@@ -152,7 +152,7 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
         raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train or esam compare")
     record = read_record(folder / RECORD_NAME)
     kept = folder / WHICH[weights]
-    if kept.exists():
+    if kept.exists() and (weights == "best" or record.end is not None):  # else it goes on, and the last are of before
         tensors, about = read_tensors(kept)
         return tensors, {**describe_weights(record, {}), **about}, record
     state = Checkpoint(folder).load() if weights == "last" else None
