@@ -157,9 +157,7 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
         return tensors, {**describe_weights(record, {}), **about}, record
     state = Checkpoint(folder).load() if weights == "last" else None
     if state is None:
-        raise ValueError(
-            f"{folder} holds no {weights} weights; train the run again with this version, or ask for others"
-        )
+        raise ValueError(f"{folder} holds no {weights} weights; train the run again, or ask for others")
     run_state(state, folder)
     about = describe_weights(record, {"epoch": state["progress"]["epoch"]})
     return state["evaluated" if "evaluated" in state else "model"], about, record
