@@ -57,22 +57,26 @@ def test_the_best_and_the_last_weights_give_the_accuracies_of_the_record(tmp_pat
     assert float(analysed.objective(analysed.objective.parameters)) == pytest.approx(record.end["train_loss"], rel=1e-4)
 
 
+def stop_in(epoch):
+    def watch(metrics):
+        if metrics["epoch"] == epoch:
+            raise InterruptedError
+
+    return watch
+
+
 def test_a_run_interrupted_and_resumed_keeps_the_same_best_weights(tmp_path):
-    class Stop(Exception):
-        pass
-
-    def stop(metrics):
-        if metrics["epoch"] == 3:
-            raise Stop
-
     config = dataclasses.replace(TINY, lr=0.5, schedule="constant", epochs=4)
     run(config, tmp_path / "whole", keep_weights=True)
-    with pytest.raises(Stop):
-        run(config, tmp_path / "cut", keep_weights=True, watch=stop)
+    with pytest.raises(InterruptedError):
+        run(config, tmp_path / "cut", keep_weights=True, watch=stop_in(3))
     run(config, tmp_path / "cut", keep_weights=True)
     for name in (BEST_NAME, LAST_NAME):
         (one, told), (other, also) = (read_tensors(tmp_path / which / name) for which in ("whole", "cut"))
         assert told == also and all(torch.equal(one[key], other[key]) for key in one)
+    with pytest.raises(InterruptedError):  # an extension
+        run(dataclasses.replace(config, epochs=9), tmp_path / "cut", keep_weights=True, watch=stop_in(6))
+    assert esam.load_run(tmp_path / "cut").about["epoch"] == 5  # not the last weights of the shorter run
 
 
 def test_a_run_loads_from_its_checkpoint_where_no_weights_were_kept(tmp_path):

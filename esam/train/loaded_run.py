@@ -152,14 +152,12 @@ def run_weights(folder: Path, weights: str) -> tuple[dict[str, Tensor], About, R
         raise ValueError(f"{folder} holds no {RECORD_NAME}; give the folder of a run of esam train or esam compare")
     record = read_record(folder / RECORD_NAME)
     kept = folder / WHICH[weights]
-    if kept.exists():
+    if kept.exists() and (weights == "best" or record.end is not None):  # else it goes on, and the last are of before
         tensors, about = read_tensors(kept)
         return tensors, {**describe_weights(record, {}), **about}, record
     state = Checkpoint(folder).load() if weights == "last" else None
     if state is None:
-        raise ValueError(
-            f"{folder} holds no {weights} weights; train the run again with this version, or ask for others"
-        )
+        raise ValueError(f"{folder} holds no {weights} weights; train the run again, or ask for others")
     run_state(state, folder)
     about = describe_weights(record, {"epoch": state["progress"]["epoch"]})
     return state["evaluated" if "evaluated" in state else "model"], about, record
