@@ -121,5 +121,7 @@ def test_the_papers_printed_fit_explains_its_printed_savings(case):
 
 def test_a_claim_on_all_tasks_is_as_good_as_its_worst():
     every = [Verdict(HOLDS, "a"), Verdict(INCONCLUSIVE, "b", "wide"), Verdict(HOLDS, "c")]
-    assert rules.worst(every) == Verdict(INCONCLUSIVE, "a; b; c", "wide")
+    found = rules.worst(every)
+    assert found == Verdict(INCONCLUSIVE, "b | a | c", "wide") and found.words(short=True) == "b; wide"
+    assert rules.worst([], "not timed") == Verdict(rules.NOT_RUN, "not timed")
     assert rules.worst([*every, Verdict(CONTRADICTED, "d")]).verdict == CONTRADICTED

@@ -243,7 +243,9 @@ def guarded(verdict: Verdict, *, n: int, fits: Mapping[str, float], sam_leads: b
     """Return a verdict on accuracy, inconclusive where its conditions are not met (rules 3 and 4)."""
     unfitted = {name: fit for name, fit in fits.items() if fit < FITTED}
     if unfitted:
-        return verdict.because("not fitted: " + ", ".join(f"{name} {fit:.1f} %" for name, fit in unfitted.items()))
+        least = min(unfitted, key=unfitted.__getitem__)
+        others = f", and {len(unfitted) - 1} others" if len(unfitted) > 1 else ""
+        return verdict.because(f"not fitted: {least} {unfitted[least]:.1f} %{others}")
     if n < SEEDS:
         return verdict.because(f"{n} seeds of {SEEDS}")
     return verdict if sam_leads else verdict.because("SAM itself does not lead SGD here")
