@@ -235,8 +235,10 @@ def form_holds(fit: Fit, measured: str) -> Verdict:
 
 def papers_constant(found: Interval, paper: float, measured: str) -> Verdict:
     """Judge that a fitted constant is the paper's: within its interval, widened by a tenth of the value (rule 16)."""
-    off = abs(found.mean - paper)
-    return Verdict(HOLDS if off <= found.half + 0.1 * paper else CONTRADICTED, measured)
+    if abs(found.mean - paper) > found.half + 0.1 * paper:
+        return Verdict(CONTRADICTED, measured)
+    verdict = Verdict(HOLDS, measured)
+    return verdict if found.half <= 0.5 * paper else verdict.because("the interval is too wide to tell")
 
 
 def guarded(verdict: Verdict, *, n: int, fits: Mapping[str, float], sam_leads: bool = True) -> Verdict:
