@@ -8,6 +8,9 @@ python -m experiments.paper table1 --jobs 2 --data DIR   do what is missing, pri
 python -m experiments.paper claims                       every claim and its verdict
 python -m experiments.paper draw                         every picture, from the same
 python -m experiments.paper commit                       add what was finished here to results/paper.jsonl.xz
+
+A process of A.4 takes 11 GB, so only one of them runs where two do not fit. To keep two cores busy there, start
+``runs --only appendix4``, and ``runs --only`` with the other items, with one process each.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from esam.report.sheets import as_markdown, as_text
 
 from .hyperparameters import SCALES
-from .items import ITEMS, claims_sheet, counted, judged, sections_of
-from .jobs import work_through
+from .items import ITEMS, Judged, claims_sheet, counted, judged, sections_of, tables_of
+from .jobs import that_fit, work_through
 from .plan import item_list, item_plan, runs_sheet
 from .results import Results, open_results
 
@@ -79,7 +83,10 @@ def carry_out(options: argparse.Namespace) -> None:
     if options.command is None:
         print(item_list(results))
     elif options.command == "claims":
-        print_claims(results, markdown=options.markdown)
+        if options.markdown:
+            print(as_markdown(claims_sheet(judged(results))))
+        else:
+            print_claims(judged(results))
     elif options.command == "draw":
         paths = [path for module in ITEMS.values() for path in module.draw(results, options.pictures)]
         print("\n".join(map(str, paths)) or "nothing to draw yet")
@@ -93,9 +100,10 @@ def carry_out(options: argparse.Namespace) -> None:
         make(options.only, results, options.jobs, commit=results.store.pack is not None)
     else:
         make([options.command], results, options.jobs)
-        module = ITEMS[options.command]
-        print("\n\n".join(as_text(sheet) for sheet in module.tables(results)))
-        print(*module.draw(results, results.store.folder / "pictures"), sep="\n")
+        for sheet in tables_of(options.command, results):
+            print(as_text(sheet), end="\n\n")
+        print_claims([row for row in judged(results) if row[0] == options.command])
+        print(*ITEMS[options.command].draw(results, results.store.folder / "pictures"), sep="\n")
 
 
 def make(names: list[str], results: Results, at_once: int, *, commit: bool = False) -> None:
@@ -107,21 +115,17 @@ def make(names: list[str], results: Results, at_once: int, *, commit: bool = Fal
         # asked for again each time: some runs follow from what others found
         section = next(section for section in sections_of(names, results) if section.title == title)
         print(title, flush=True)
-        failed += work_through(section.jobs, results.store, results.scale, at_once=at_once, fresh=section.fresh)
+        fit = that_fit(at_once, section.gigabytes)
+        failed += work_through(section.jobs, results.store, results.scale, at_once=fit, fresh=section.fresh)
         if commit:
             results.store.commit()
     if failed:
         raise RuntimeError(f"{failed} failed, as said above; the others are done, and the same command resumes")
 
 
-def print_claims(results: Results, *, markdown: bool) -> None:
-    """Print the claims, for a terminal or a page."""
-    found = judged(results)
-    sheet = claims_sheet(found)
-    if markdown:
-        print(as_markdown(sheet))
-        return
-    for claim, paper, verdict, measured in sheet.rows:
+def print_claims(found: Sequence[Judged]) -> None:
+    """Print claims and their verdicts for a terminal."""
+    for claim, paper, verdict, measured in claims_sheet(found).rows:
         print(f"{verdict.upper():13} {claim} (paper: {paper})\n{'':13} {measured}")
     print(f"\n{counted(verdict.verdict for _, _, verdict in found)}")
 

@@ -13,7 +13,6 @@ from statistics import fmean, stdev
 from typing import Any
 
 from esam.analysis.picture import write_picture
-from esam.report.sheets import Sheet
 
 from . import probe, rules
 from .hyperparameters import CIFAR4, RESNET, Column, Scale
@@ -72,18 +71,6 @@ def gap(high: str, low: str) -> Pick:
 def rise(name: str, to: str, start: str) -> Pick:
     """Return what picks how much a set's loss rises between two points."""
     return gap(f"{name} at {to}", f"{name} at {start}")
-
-
-def tables(results: Results) -> Sequence[Sheet]:
-    """Return mean cosines, correlation and alignment over seeds."""
-    names = ("cosine B+", "cosine B-", "cosine random", "correlation", "alignment")
-    rows = []
-    for column in CIFAR4:
-        found = [by_seed(results, column, named(name)) for name in names]
-        if found[0]:
-            rows.append((results.title(column), *(rules.interval(v).words(3, "") for v in found), str(len(found[0]))))
-    title = "Inside a batch of ESAM's training: mean ± 95 % t interval over seeds"
-    return [Sheet(title, ("Task", *names, "n"), tuple(rows))]
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

@@ -8,13 +8,11 @@ forms are measured on the same masks.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, linear_regression, median
 from typing import Any
 
 from esam.analysis.picture import write_picture
-from esam.report.sheets import Sheet
 
 from . import rules
 from .appendix2 import by_seed, epochs, jobs, named
@@ -24,7 +22,7 @@ from .results import Claim, Judge, Results
 from .rules import Verdict
 
 NUMBER, TITLE = "Figure of A.3", "Linearity of the loss along SWP's perturbation"
-__all__ = ["CLAIMS", "NUMBER", "TITLE", "draw", "jobs", "tables"]
+__all__ = ["CLAIMS", "NUMBER", "TITLE", "draw", "jobs"]
 FORMS = {"": "eps divided by beta, as in Algorithm 1", " undivided": "eps not divided by beta"}
 
 
@@ -32,19 +30,6 @@ def probed(results: Results, name: str) -> list[list[float]]:
     """Return a figure in every probed batch, for each seed."""
     found = [[v for line in lines for v in line.get(name, [])] for lines in epochs(results, RESNET)]
     return [values for values in found if values]
-
-
-def tables(results: Results) -> Sequence[Sheet]:
-    """Return the median of zeta by beta, with its lowest and highest over seeds."""
-    rows = []
-    for name in (*(f"{beta:g}" for beta in BETAS), "sam"):
-        cells = []
-        for form in FORMS:
-            key = "zeta sam" if name == "sam" else f"zeta {name}{form}"
-            medians = [median(values) for values in probed(results, key)]
-            cells.append(f"{median(medians):.2e} ({min(medians):.1e} to {max(medians):.1e})" if medians else "–")
-        rows.append((name, *cells))
-    return [Sheet("A.3: median zeta, lowest and highest over seeds", ("beta", *FORMS.values()), tuple(rows))]
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

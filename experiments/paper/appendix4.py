@@ -143,6 +143,12 @@ def jobs(scale: Scale) -> list[Job]:
     return [*found, *again]
 
 
+def gigabytes(scale: Scale) -> float:
+    """Return what the deepest net takes: its weights and their gradients."""
+    layers = max(CASES["serial"] * max(scale.serial), CASES["crossed"] * max(scale.crossed))
+    return 8e-9 * layers * scale.width**2 + 0.5
+
+
 def measured(results: Results, case: str, suffix: str = "") -> dict[tuple[int, float], tuple[float, float]]:
     """Return g(N, beta) by ratios of total times, with its standard error by the draws' deviations."""
     found = {}

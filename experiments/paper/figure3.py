@@ -8,15 +8,13 @@ architectures with little degradation to the efficiency".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from esam.analysis.picture import INK, write_picture
-from esam.report.measured import ABSENT
-from esam.report.sheets import Sheet
 
 from . import rules
 from .hyperparameters import Column, Scale
@@ -45,24 +43,6 @@ def studied(results: Results, column: Column, method: str) -> dict[float, BySeed
     """Return the accuracy by value and seed."""
     found = {s: results.accuracy(column, method, **{SETTINGS[method]: s}) for s in results.scale.shares}
     return {share: own for share, own in found.items() if own}
-
-
-def tables(results: Results) -> Sequence[Sheet]:
-    """Return accuracy against SAM, and speed, of every value."""
-    rows = []
-    for column in STUDY:
-        for method, setting in SETTINGS.items():
-            for share, own in studied(results, column, method).items():
-                gap = rules.paired(own, results.accuracy(column, "sam"))
-                speed = results.speed(column, f"{method} {share:g}")
-                shown = (
-                    ABSENT if gap is None else gap.words(),
-                    ABSENT if speed is None else f"{100 * speed.mean:.0f} %",
-                )
-                title = f"{results.title(column)}: {setting} = {share:g}"
-                rows.append((title, f"{fmean(own.values()):.2f}", *shown, str(len(own))))
-    head = ("Task, value", "Accuracy, %", "over SAM", "of SAM's speed", "n")
-    return [Sheet("Figure 3: SWP by beta, SDS by gamma; leads ± 95 % t interval", head, tuple(rows))]
 
 
 def draw(results: Results, folder: Path) -> list[Path]:

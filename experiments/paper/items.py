@@ -37,6 +37,8 @@ class Section:
     jobs: Sequence[Job]
     fresh: bool = False
     """Whether each wants a process of its own."""
+    gigabytes: float = 1.0
+    """That one of them may take: no more run at a time than fit into this machine."""
 
 
 def run_list(results: Results) -> list[Section]:
@@ -50,7 +52,7 @@ def run_list(results: Results) -> list[Section]:
         Section("Table 1: six tasks, all seeds", tables, table1.jobs(scale)),
         Section("Speeds on CIFAR, 5 processes", tables[:3], table1.timing_jobs(scale), fresh=True),
         Section("Figure 3: seven betas and gammas, two nets", ("figure3",), figure3.jobs(scale)),
-        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True),
+        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), True, appendix4.gigabytes(scale)),
         Section("ViT", ("vit",), vit.jobs(scale)),
         Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), table2.jobs(scale)),
         Section("Speeds of the ViT, 5 processes", ("vit",), vit.timing_jobs(scale), fresh=True),
@@ -82,22 +84,24 @@ def find_job(results: Results, name: str) -> Job:
     raise ValueError(f"there is no job {name!r} at the scale {results.scale.name}")
 
 
-def judged(results: Results) -> list[tuple[str, Claim, Verdict]]:
+def tables_of(name: str, results: Results) -> Sequence[Sheet]:
+    """Return an item's tables; a figure has none."""
+    module = ITEMS[name]
+    return module.tables(results) if hasattr(module, "tables") else []
+
+
+Judged = tuple[str, Claim, Verdict]
+"""A claim with its item and its verdict."""
+
+
+def judged(results: Results) -> list[Judged]:
     """Return every claim with its item and its verdict."""
     return [(name, claim, claim.judge(results)) for name, module in ITEMS.items() for claim in module.CLAIMS]
 
 
-def claims_sheet(found: Sequence[tuple[str, Claim, Verdict]], *, short: bool = False) -> Sheet:
+def claims_sheet(found: Sequence[Judged], *, short: bool = False) -> Sheet:
     """Return one line a claim: the paper's figure, the verdict, what was measured, the reason."""
-    rows = [
-        (
-            f"{name}: {claim.text}",
-            claim.paper,
-            verdict.verdict,
-            "; ".join(filter(None, (verdict.measured, verdict.reason))),
-        )
-        for name, claim, verdict in found
-    ]
+    rows = [(f"{name}: {claim.text}", claim.paper, one.verdict, one.words(short=short)) for name, claim, one in found]
     return Sheet("", ("Claim", "Paper", "Verdict", "Measured, and why it cannot be told"), tuple(rows))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,7 +143,13 @@ class Queued(PlannedRun):
         write_atomically(self.folder / CONFIG_NAME, json.dumps(order).encode())
 
 
-def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: int, fresh: bool) -> int:
+def that_fit(at_once: int, gigabytes: float) -> int:
+    """Return how many processes of this size may run at a time: at most so many, at least one."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
+    return max(1, min(at_once, int(0.85 * memory / gigabytes)))
+
+
+def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: int, fresh: bool = False) -> int:
     """Do every job that is not done, in order, so many at a time; return how many failed.
 
     A process does one job after the other, or one only where they are to be ``fresh``, and ends with this one. What is

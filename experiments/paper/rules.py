@@ -235,15 +235,19 @@ def form_holds(fit: Fit, measured: str) -> Verdict:
 
 def papers_constant(found: Interval, paper: float, measured: str) -> Verdict:
     """Judge that a fitted constant is the paper's: within its interval, widened by a tenth of the value (rule 16)."""
-    off = abs(found.mean - paper)
-    return Verdict(HOLDS if off <= found.half + 0.1 * paper else CONTRADICTED, measured)
+    if abs(found.mean - paper) > found.half + 0.1 * paper:
+        return Verdict(CONTRADICTED, measured)
+    verdict = Verdict(HOLDS, measured)
+    return verdict if found.half <= 0.5 * paper else verdict.because("the interval is too wide to tell")
 
 
 def guarded(verdict: Verdict, *, n: int, fits: Mapping[str, float], sam_leads: bool = True) -> Verdict:
     """Return a verdict on accuracy, inconclusive where its conditions are not met (rules 3 and 4)."""
     unfitted = {name: fit for name, fit in fits.items() if fit < FITTED}
     if unfitted:
-        return verdict.because("not fitted: " + ", ".join(f"{name} {fit:.1f} %" for name, fit in unfitted.items()))
+        least = min(unfitted, key=unfitted.__getitem__)
+        others = f", and {len(unfitted) - 1} others" if len(unfitted) > 1 else ""
+        return verdict.because(f"not fitted: {least} {unfitted[least]:.1f} %{others}")
     if n < SEEDS:
         return verdict.because(f"{n} seeds of {SEEDS}")
     return verdict if sam_leads else verdict.because("SAM itself does not lead SGD here")

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 from esam.files import write_atomically
 from esam.train.packed import read_pack, write_pack
 
@@ -62,6 +64,17 @@ class Store:
     def commit(self) -> int:
         """Add what was finished here to the pack; return how many files that were."""
         assert self.pack is not None, "there is a pack to write"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with FileLock(self.folder / "commit.lock"):  # another command may add to it at the same time
+            self.__dict__.pop("committed", None)
+            found = self._finished()
+            if found:
+                write_pack(self.pack, {**self.committed, **found})
+                del self.committed
+        return len(found)
+
+    def _finished(self) -> dict[str, list[Line]]:
+        """Return what is finished and not committed yet, as it is to be kept."""
         here, found = set(self.names("")), {}
         for name in here:
             lines = self.lines(name)
@@ -75,7 +88,4 @@ class Store:
                 if name.replace(RECORD, EPOCHS) not in here:  # of probed runs, it is asked when the images are fitted
                     lines = [line for line in lines if line["kind"] != "epoch" or line["epoch"] % 20 == 0]
             found[name] = lines
-        if found:
-            write_pack(self.pack, {**self.committed, **found})
-            del self.committed
-        return len(found)
+        return found

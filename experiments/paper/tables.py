@@ -95,6 +95,7 @@ def draw_table(path: Path, results: Results, paper: PaperTable, title: str) -> l
             right.plot(100 * rows[method].images / rows["sam"].images, place, "D", color=colour, mfc="white")
         named = [f"{results.title(column)}: {LABELS[method]} (n = {gap.n})" for _, column, method, gap in lines]
         left.set_yticks(places, named, fontsize=8)
+        left.set_ylim(places[-1] - 0.6, 0.6)
         for axes, level, words in ((left, 0, "points of test accuracy over SGD"), (right, 100, "speed, % of SAM's")):
             axes.axvline(level, color=INK, linewidth=0.8)
             axes.set(xlabel=words)
