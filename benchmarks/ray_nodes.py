@@ -25,6 +25,8 @@ COMPONENTS = (
 )
 QUICK = '{"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 5}'
 PATIENCE, ATTEMPTS = 300, 4
+LONG = 60
+"""Seconds of an attempt to start a node after which a machine that was too busy is not asked again."""
 
 
 class TooBusyError(RuntimeError):
@@ -81,13 +83,15 @@ class RayNodes:
     def _add(self, words):
         """Start a node; again with other ports where one was taken, or where a busy machine let it be late."""
         for _ in range(ATTEMPTS):
-            told = self._told()
+            told, began = self._told(), time.monotonic()
             node = self._start(words())
             wait_until(lambda: self._told() > told or node.poll() is not None, "a node")  # noqa: B023
             if node.poll() is None:
                 self.started.append(node)
                 return
             kill_tree(node.pid)
+            if time.monotonic() - began > LONG:
+                break
         log = self.log.read_text()
         raise (TooBusyError if "timed out during startup" in log else RuntimeError)(f"no node could be started:\n{log}")
 

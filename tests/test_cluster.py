@@ -41,6 +41,11 @@ def timeless(record):
     return [{k: v for k, v in line.items() if k not in TIMES} for line in [record.run, *record.epochs, record.end]]
 
 
+def test_a_clusters_ports_differ_and_are_none_that_ray_takes_by_itself():
+    ports = free_ports(200)
+    assert len({*ports}) == 200 and {6379, 8265, 52365, *range(10_001, 20_000)}.isdisjoint(ports)
+
+
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
     said = run_on_node(PlannedRun(Config(), tmp_path), "another token", {}, str(tmp_path))
     assert f"does not see the folder {tmp_path}" in said

@@ -372,7 +372,8 @@ def write_search(sweep: Sweep, out: Path) -> Path:
     if len(judges) in (2, 3):
         figures["Front"] = draw.plot_pareto_front(study, target_names=[judge.title for judge in judges])
     for n, judge in enumerate(judges):
-        how: dict[str, Any] = {"target": lambda trial, n=n: trial.values[n], "target_name": judge.title}
+        target: Any = None if len(judges) == 1 else lambda trial, n=n: trial.values[n]  # None: with the best so far
+        how: dict[str, Any] = {"target": target, "target_name": judge.title}
         figures[f"{judge.title}: trial by trial"] = draw.plot_optimization_history(study, **how)
         figures[f"{judge.title}: each setting"] = draw.plot_slice(study, **how)
     if len(judges) == 1 and len(done) > 3 and len({trial.values[0] for trial in done}) > 1:
