@@ -116,7 +116,8 @@ class SharpnessAwareTrainer(Trainer):  # type: ignore[misc]
         """Collect the micro-batches of a step, and count their samples."""
         batches, items = super().get_batch_samples(*args, **kwargs)
         sizes = [size_of(self._samples_of(batch)) for batch in batches]
-        self._window = None if None in sizes else sum(sizes)
+        known = [size for size in sizes if size is not None]
+        self._window = sum(known) if len(known) == len(sizes) else None
         return batches, items
 
     def training_step(
