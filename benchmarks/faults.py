@@ -133,13 +133,7 @@ class Run:
 
     def loss_of(self, x, y):
         self.fault("loss")
-        losses = F.cross_entropy(self.model(x), y, reduction="none")
-        if torch.is_grad_enabled():
-            try:
-                self.fault("value")
-            except Struck as struck:
-                return losses * struck.args[0]
-        return losses
+        return F.cross_entropy(self.model(x), y, reduction="none")
 
     def step(self, form, seed, scale=None):
         """Take a step in one of the forms; a fault ends it."""

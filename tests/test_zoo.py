@@ -156,13 +156,6 @@ def mixture():
     return classifier(Mixture(), vectors())
 
 
-@kind("a random head")
-def random_head():
-    body, heads = nn.Linear(6, 6), nn.ModuleList([nn.Linear(6, CLASSES) for _ in range(3)])
-    model = nn.ModuleList([body, heads])
-    return classifier(model, vectors(), call=lambda x: heads[int(torch.randint(3, ()))](body(x).tanh()))
-
-
 @kind("stochastic depth")
 def stochastic_depth():
     class Deep(nn.Module):
@@ -345,17 +338,6 @@ def compiled():
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, CLASSES)).double()
     return classifier(model, vectors(), call=torch.compile(model, backend="eager", dynamic=True))
-
-
-@kind("functional call")
-def functional():
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-
-    def call(x):
-        rounded = {name: w + (w.detach().mul(16).round() / 16 - w.detach()) for name, w in model.named_parameters()}
-        return torch.func.functional_call(model, rounded, (x,))
-
-    return classifier(model, vectors(), call=call)
 
 
 @kind("gradients inside")
