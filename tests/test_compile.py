@@ -4,18 +4,21 @@ A step runs the model in up to three ways: training, training with frozen statis
 Each may cost one graph, and one more for a batch of another size; none may cost one a step.
 """
 
+import json
 import os
 import shutil
 
+import compile as compile_bench
 import pytest
 import torch
 import torch._dynamo
 import torch._inductor.config
 import torch.nn.functional as F
-from conftest import EVERY_METHOD
+from conftest import EVERY_METHOD, assert_same
 from torch import nn
 
 from esam import METHODS
+from esam.bench.config import Bench
 
 STEPS = 12  # LookSAM perturbs in the first, the sixth and the eleventh
 
@@ -82,12 +85,31 @@ def test_compiled_steps_equal_the_eager_ones_and_compile_only_in_the_first(name)
     assert graphs[-1] == graphs[0]
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_no_method_makes_a_graph_after_its_first_steps(name):
+@pytest.mark.parametrize("name", ["base-part", "ae-sam", "esam-random", "slicesam", "msam"])
+def test_other_ways_of_a_step_make_no_graph_after_the_first_ones(name):
     """Kept parts have one size. By the eager backend, which shows what is traced anew at the least price."""
     _, _, graphs = trained(name, Counting("eager"))
     assert 0 < graphs[-1] <= 6
-    assert graphs[-1] == graphs[5]  # LookSAM's second perturbed step
+    assert graphs[-1] == graphs[5]
+
+
+def test_compiling_after_the_first_step_costs_no_more_graphs_than_before_it():
+    backend, model, twin = Counting("eager"), network(), network()
+    run, optimizers = (
+        model,
+        [METHODS["esam"](torch.optim.SGD(m.parameters(), lr=0.1), m, seed=3) for m in (model, twin)],
+    )
+    x, y = torch.randn(12, 6, dtype=torch.float64), torch.randint(0, 3, (12,))
+    counts = []
+    for step in range(6):
+        if step == 1:
+            run = torch.compile(model, backend=backend)
+        for net, optimizer in zip((run, twin), optimizers, strict=True):
+            optimizer.step(lambda x, y, net=net: F.cross_entropy(net(x), y, reduction="none"), x, y)
+        counts.append(backend.graphs)
+    assert 0 < counts[-1] <= 4  # training and ranking, for the whole batch and for the kept part
+    assert counts[-1] == counts[3]
+    assert_same(model.parameters(), twin.parameters(), 1e-12)
 
 
 def test_any_number_of_batch_sizes_costs_no_more_graphs_than_the_second_one():
@@ -146,3 +168,31 @@ def test_inductors_code_equals_eager_to_rounding_with_one_graph_for_both_passes(
         compiled = trained("sam", backend, steps=5, build=small_network)
     assert_same_training(compiled, trained("sam", steps=5, build=small_network), 1e-12)
     assert backend.graphs == 1
+
+
+# The bench of compiled steps ------------------------------------------------------------------------------------------
+
+NAMES = ("base", "sam", "esam", "slicesam")
+
+
+def test_rounds_are_kept_and_a_later_call_goes_on_from_them(tmp_path):
+    path = tmp_path / "compile-mlp.json"
+
+    def measured(rounds, names=NAMES):
+        bench = Bench(model="mlp", batch_size=16, size=8, rounds=rounds)
+        return compile_bench.measure(bench, names, path, backend="eager")
+
+    first = measured(1)
+    again = measured(2)
+    assert again["rounds"] == 2
+    for name in NAMES:
+        assert again["contenders"][name]["graphs"] == 0
+        for way in compile_bench.WAYS:
+            times = again["contenders"][name]["seconds"][way]
+            assert times[:1] == first["contenders"][name]["seconds"][way] and len(times) == 2
+    assert again["contenders"]["base"]["of base"] == {"eager": 1.0, "compiled": 1.0}
+    assert [row[0] for row in compile_bench.sheet(again).rows] == list(NAMES)
+    before = path.read_bytes()
+    assert measured(2) == json.loads(before) and path.read_bytes() == before  # nothing left to do
+    with pytest.raises(SystemExit, match="holds another measurement"):
+        measured(2, NAMES[:2])

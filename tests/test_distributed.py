@@ -1,9 +1,8 @@
-"""DistributedDataParallel on two ranks: does a step mean the same on every rank, and the same as in one process?
+"""Two ranks: does a step on replicas (DistributedDataParallel) or on shards (fully_shard) mean what it means alone?
 
 One pair of processes runs every case and saves what it saw; the tests read it.
 """
 
-import contextlib
 import functools
 import itertools
 import warnings
@@ -13,18 +12,23 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import (
     BATCH,
     RANKS,
     SEVERAL,
     ESAMByHand,
+    adamw,
     assert_near,
     assert_same,
     batch_of,
     closures_of,
     distance,
     joined,
+    losses_of,
     mlp,
     needs_gloo,
     on_two_ranks,
@@ -44,15 +48,8 @@ RHO = 0.2
 CUTS = (0, 3, 4, BATCH)
 UNLIKE = ((0, 2, BATCH), (0, 1, 3, 5))
 """Micro-batches that differ between the ranks in size and number: 8 samples in two, 5 in three."""
-
-JOINED = {
-    "sam": METHODS["sam"],
-    "asam": METHODS["asam"],
-    "looksam": functools.partial(METHODS["looksam"], k=2),
-    "esam-swp": METHODS["esam-swp"],
-    "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
-}
-"""Methods whose step, with one eps for all ranks, is that of one process on all samples."""
+UNEVEN = (3, 5)
+"""How many batches each rank has under ``join()``."""
 
 ROWS = {
     **SEVERAL,
@@ -60,15 +57,20 @@ ROWS = {
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam, m": functools.partial(METHODS["esam"], m=3),
     "esam, aligned": functools.partial(METHODS["esam"], ranking="aligned"),
-    "sam, rho 0": functools.partial(METHODS["sam"], rho=0.0),
+    "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
+    "sam, rho 0": METHODS["sam"],
 }
+JOINED = ("sam", "asam", "looksam", "esam-swp", "esam-swp, suffix")
+"""Methods whose step, with one eps for all ranks, is that of one process on all samples."""
+FLOWS = ("base", "sam", "looksam", "esam", "slicesam")
+"""One method for each way that a step can go."""
 
 
-def settings_of(name, **wanted):
-    """Leave out what a method does not take."""
-    if name in METHODS:
-        return {k: v for k, v in wanted.items() if k == "seed" or k in METHODS[name].options()}
-    return {k: v for k, v in wanted.items() if not (k == "rho" and "rho 0" in name)}
+def built(name, model, base=sgd, *, seed=3, **settings):
+    """Build an optimizer; settings that a method does not take are left out."""
+    wanted = {"rho": 0.0 if "rho 0" in name else RHO, **settings}
+    options = METHODS[name.split(",")[0]].options()
+    return ROWS[name](base(model), model, seed=seed, **{k: v for k, v in wanted.items() if k in options})
 
 
 # What runs on each rank -----------------------------------------------------------------------------------------------
@@ -78,23 +80,35 @@ def replicas(build=mlp, **options):
     return DistributedDataParallel(build(), **options)
 
 
-def trained(rank, method, *, cuts=None, phases=False, **settings):
-    model = replicas()
-    # each rank with a seed of its own: all follow rank 0
-    return train(
-        model,
-        method(sgd(model), model, seed=3 + rank, **settings),
-        functools.partial(batch_of, rank),
-        STEPS,
-        cuts,
-        phases,
-    )
+def shards(build=mlp, shape=(RANKS,), **options):
+    """Shard the first layer apart, then the whole; tensors of 5 and 3 rows do not divide by two ranks."""
+    model = build()
+    if build is mlp:
+        fully_shard(model[0], mesh=mesh_of(shape))
+    return fully_shard(model, mesh=mesh_of(shape), **options)
 
 
-def at_every_step(rank, name, *, build=mlp, phases=False, **settings):
+@functools.cache
+def mesh_of(shape):
+    return init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+
+
+def trained(rank, name, layout=replicas, *, base=sgd, cuts=None, phases=False, prepare=None, options=None, **settings):
+    model = layout(**(options or {}))
+    optimizer = built(name, model, base, seed=3 + rank, **settings)  # each rank with a seed of its own: as rank 0's
+    if prepare is not None:
+        prepare(model, rank)
+    train(model, optimizer, functools.partial(batch_of, rank), STEPS, cuts, phases)
+    for module in model.modules():  # what stays gathered, at the user's wish, is from before the base's last step
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    return whole_weights(model)
+
+
+def at_every_step(rank, name, *, phases=False, **settings):
     """Return weights, and all that the optimizer remembers, after every step on batches that the ranks have unlike."""
-    model = replicas(build)
-    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3 + rank, **settings))
+    model = replicas()
+    optimizer = built(name, model, seed=3 + rank, **settings)
     seen = []
     for step in STEPS:
         cuts = UNLIKE[rank]
@@ -120,7 +134,7 @@ def counted(rank, name, monkeypatch, *, phases=False, **settings):
         return original(tensor, *args, **kwargs)
 
     model.register_comm_hook(None, hook)
-    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3, **settings))
+    optimizer = built(name, model, **settings)
     original = dist.all_reduce
     monkeypatch.setattr(dist, "all_reduce", all_reduce)
     seen = []
@@ -133,13 +147,13 @@ def counted(rank, name, monkeypatch, *, phases=False, **settings):
 
 
 class Heads(nn.Module):
-    """A trunk, a head for each rank's samples, and a head for nobody's."""
+    """A trunk, and three heads; a sample's last feature names the one that it uses, and nobody uses the third."""
 
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.trunk = nn.Linear(4, 6)
-        self.heads = nn.ModuleList([nn.Linear(6, 3) for _ in range(RANKS + 1)])
+        self.heads = nn.ModuleList([nn.Linear(6, 3) for _ in range(3)])
         self.double()
 
     def forward(self, x):
@@ -148,26 +162,29 @@ class Heads(nn.Module):
         return torch.cat([self.heads[owner](outputs[owners == owner]) for owner in owners.unique().tolist()])
 
 
-def owned_batch(rank, step):
+def by_rank(rank, step):
+    return rank
+
+
+def by_step(rank, step):  # with shards, every rank must run the same layers
+    return step % 2
+
+
+def owned_batch(owner, rank, step):
     x, y = batch_of(rank, step)
-    return torch.cat([x, torch.full((len(x), 1), float(rank), dtype=x.dtype)], 1), y
+    return torch.cat([x, torch.full((len(x), 1), float(owner(rank, step)), dtype=x.dtype)], 1), y
 
 
-def owned_joined(step):
-    return tuple(torch.cat(parts) for parts in zip(*(owned_batch(rank, step) for rank in range(RANKS)), strict=True))
+def owned_joined(owner, step):
+    parts = zip(*(owned_batch(owner, rank, step) for rank in range(RANKS)), strict=True)
+    return tuple(torch.cat(part) for part in parts)
 
 
-def with_heads(rank, method, *, phases, **settings):
-    model = replicas(Heads, find_unused_parameters=True)
-    optimizer = method(sgd(model), model, seed=3 + rank, **settings)
-    weights = train(model, optimizer, functools.partial(owned_batch, rank), STEPS, phases=phases)
+def with_heads(rank, name, layout, owner, *, phases=False, options=None, **settings):
+    model = layout(Heads, **(options or {}))
+    optimizer = built(name, model, seed=3 + rank, **settings)
+    weights = train(model, optimizer, functools.partial(owned_batch, owner, rank), STEPS, phases=phases)
     return weights, [p.grad is None for p in model.parameters()]
-
-
-def with_options(rank, name, cuts=None, **options):
-    model = replicas(**options)
-    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3))
-    return train(model, optimizer, functools.partial(batch_of, rank), STEPS, cuts)
 
 
 class Counting(nn.Module):
@@ -188,41 +205,21 @@ class Counting(nn.Module):
 def buffers(rank, name, *, phases, follow=True):
     model = replicas(Counting)
     model.broadcast_buffers = follow
-    optimizer = ROWS[name](sgd(model), model, **settings_of(name, seed=3))
-    train(model, optimizer, functools.partial(batch_of, rank), STEPS, phases=phases)
+    train(model, built(name, model), functools.partial(batch_of, rank), STEPS, phases=phases)
     return [model.module.norm.running_mean.clone(), model.module.seen.clone()]
 
 
-def refused(rank, given, run):
-    """Return why SAM does not take a step with ``given(ddp)`` for its model, where the closure runs ``run(ddp)``."""
-    model = replicas()
-    before = whole_weights(model)
-    optimizer = SAM(sgd(model), given(model))
-    reason = why_refused(optimizer.step, closures_of(run(model), *batch_of(rank, 0)))
-    assert_same(before, whole_weights(model))
-    return reason
-
-
-def static_graph(rank):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own advice on the flag
-        model = replicas(static_graph=True)
-    return why_refused(SAM, sgd(model), model)
-
-
-def overflow(rank, name, where, perturbation):
+def overflow(rank, layout, name, where, **settings):
     """Overflow in the first pass of rank 0 or the second of rank 1, then take a good step."""
-    model = replicas()
-    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3, perturbation=perturbation))
+    model = layout()
+    optimizer = built(name, model, **settings)
     (good,) = closures_of(model, *batch_of(rank, 0))
     passes = []
 
     def closure(keep):
-        if torch.is_grad_enabled():
-            passes.append(("first", "second")[len(passes)])
-            if (rank, passes[-1]) in ((0, "first"), (1, "second")) and passes[-1] == where:
-                return good(keep) * torch.inf
-        return good(keep)
+        passes.extend([keep] * torch.is_grad_enabled())  # not while ranking
+        broken = torch.is_grad_enabled() and (len(passes), rank) == {"first": (1, 0), "second": (2, 1)}[where]
+        return good(keep) * (torch.inf if broken else 1)
 
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = whole_weights(model)
@@ -234,24 +231,69 @@ def overflow(rank, name, where, perturbation):
     return scale, whole_weights(model)
 
 
-def after_an_error(rank, name):
-    """Fail on every rank in the pass that exchanges gradients, between forward and backward; then train."""
-    model = replicas()
-    optimizer = ROWS[name](sgd(model), model, **settings_of(name, rho=RHO, seed=3))
+def after_an_error(rank, layout, name, which, place):
+    """Fail on every rank in the first or second pass; then train."""
+    model = layout()
+    optimizer = built(name, model)
     (good,) = closures_of(model, *batch_of(rank, 0))
-    passes = []
+    passes, hooks = [], []
+
+    def fail(*_):
+        raise KeyboardInterrupt
 
     def closure(keep):
-        found = good(keep)
-        passes.append(torch.is_grad_enabled())
-        if sum(passes) == (1 if name == "base" else 2):
-            raise KeyboardInterrupt
-        return found
+        passes.extend([keep] * torch.is_grad_enabled())
+        if len(passes) < which or not torch.is_grad_enabled():
+            return good(keep)
+        if place == "in the forward":
+            hooks.append(model[2].register_forward_pre_hook(fail))
+        elif place == "in the backward":
+            hooks.append(model[3].register_full_backward_hook(fail))
+        losses = good(keep)
+        return fail() if place == "between them" else losses
 
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         optimizer.step(closure)
-        raise AssertionError("no interrupt")
-    return train(model, optimizer, functools.partial(batch_of, rank), STEPS)
+    except KeyboardInterrupt:
+        for hook in hooks:
+            hook.remove()
+        return train(model, optimizer, functools.partial(batch_of, rank), STEPS)
+    raise AssertionError("no interrupt")
+
+
+def uneven(rank, name):
+    """Train under DDP's ``join()``, where rank 0 runs out first; return the weights, or why that is refused."""
+    model = replicas()
+    optimizer = built(name, model)
+    with model.join():
+        try:
+            for step in range(UNEVEN[rank]):
+                optimizer.step(functools.partial(losses_of, model), *batch_of(rank, step))
+        except ValueError as error:
+            return str(error)
+    return whole_weights(model)
+
+
+def averaged_weights(rank, method=None):
+    """Train with torch's PostLocalSGDOptimizer: each rank by its own gradients, weights averaged every other step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # importing it, torch uses what it deprecates
+        from torch.distributed.optim import PostLocalSGDOptimizer
+    model = mlp()
+    base = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=2))
+    optimizer = base if method is None else method(base, model)
+    seen = []
+    for step in STEPS:
+        x, y = batch_of(rank, step)
+        if method is not None:
+            optimizer.step(functools.partial(losses_of, model), x, y)
+        else:
+            base.zero_grad()
+            losses_of(model, x, y).mean().backward()
+            base.step()
+        seen.append(whole_weights(model))
+    optimizer.load_state_dict(optimizer.state_dict())
+    return seen
 
 
 def compiled(rank):
@@ -261,47 +303,148 @@ def compiled(rank):
         return train(outer, SAM(sgd(model), outer, rho=RHO), functools.partial(batch_of, rank), STEPS)
 
 
+def restored(rank, name):
+    """Return shards and losses before a step, and when its gradient is there but the base has not stepped."""
+    model = shards()
+    optimizer = built(name, model)
+    batch = batch_of(rank, 0)
+    train(model, optimizer, functools.partial(batch_of, rank), STEPS)
+    seen = []
+    first = functools.partial(optimizer.accumulate, functools.partial(losses_of, model), *batch)
+    for move in (lambda: None, first, optimizer.gradient):
+        move()
+        with torch.no_grad():
+            shards_now = [p.to_local().clone() for p in optimizer.param_groups[0]["params"]]
+            seen.append([*shards_now, losses_of(model, *batch)])
+    return seen
+
+
+def evaluated(model, rank):
+    """Run a forward pass alone: the whole weights of the root stay gathered."""
+    with torch.no_grad():
+        model(batch_of(rank, 0)[0])
+
+
+def frozen(model, rank):
+    model[0].bias.requires_grad_(False)
+
+
+def never_resharded(model, rank):
+    model.set_reshard_after_backward(False)
+
+
+def sharded_in_part():
+    model = mlp()
+    fully_shard(model[0])
+    return model
+
+
+def sharded_but_one():
+    model = mlp()
+    return fully_shard(model, ignored_params={model[0].weight})
+
+
+def sharded_over_two_meshes():
+    model = mlp()
+    fully_shard(model[0], mesh=mesh_of((1, RANKS)))
+    return fully_shard(model, mesh=mesh_of((RANKS,)))
+
+
+def first_fsdp():
+    return FullyShardedDataParallel(mlp(), device_id=torch.device("cpu"), use_orig_params=True)
+
+
+REFUSED = {
+    "bare": (replicas, lambda model: model.module, "bare model"),
+    "inside": (replicas, nn.Sequential, "DistributedDataParallel"),
+    "static graph": (functools.partial(replicas, static_graph=True), lambda model: model, "static_graph"),
+    **{
+        build.__name__: (build, lambda model: model, "fully_shard")
+        for build in (sharded_in_part, sharded_but_one, sharded_over_two_meshes, first_fsdp)
+    },
+}
+"""How a model is built, what the optimizer is given of it, and a word of why not."""
+
+
+def refused(rank, build, given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own advice on the flag
+        model = build()
+    before = whole_weights(model)
+
+    def step():
+        optimizer = SAM(sgd(model), given(model))
+        run = model if optimizer.model is getattr(model, "module", None) else optimizer.model
+        optimizer.step(closures_of(run, *batch_of(rank, 0)))
+
+    reason = why_refused(step)
+    assert_same(before, whole_weights(model))
+    return reason
+
+
+BOTH = ("rank", "global")
+ERRORS = tuple(itertools.product((1, 2), ("in the forward", "between them", "in the backward")))
+
+
 def cases(rank):
     """Yield what one pair of processes runs."""
 
     def case(function, *arguments, **settings):
         return functools.partial(function, rank, *arguments, **settings)
 
-    both = ("rank", "global")
-    for name, method in JOINED.items():
-        settings = {"rho": RHO, "perturbation": "global"}
-        yield ("joined", name), case(trained, method, **settings)
-        yield ("joined, cut", name), case(trained, method, cuts=CUTS, phases=True, **settings)
-    for name, way in itertools.product(("esam", "esam-sds", "esam-swp", "sam"), both):
-        yield ("hand", name, way), case(trained, ROWS[name], rho=RHO, perturbation=way)
-        yield ("hand, cut", name, way), case(trained, ROWS[name], cuts=CUTS, rho=RHO, perturbation=way)
+    for name, layout in itertools.product(("base", *JOINED), (replicas, shards)):
+        yield ("joined", name, layout), case(trained, name, layout, perturbation="global")
+        cut = {"base": adamw, "cuts": CUTS, "phases": True, "perturbation": "global"}
+        yield ("joined, cut", name, layout), case(trained, name, layout, **cut)
+    for name, way in itertools.product(("esam", "esam-sds", "esam-swp", "sam"), BOTH):
+        yield ("hand", name, way), case(trained, name, perturbation=way)
+        yield ("hand, cut", name, way), case(trained, name, cuts=CUTS, perturbation=way)
+    for name in ("esam", "esam-sds"):
+        yield ("hand", name, shards), case(trained, name, shards)
+        yield ("hand, cut", name, shards), case(trained, name, shards, cuts=CUTS)
     for name in ROWS:
         yield ("steps", name), case(at_every_step, name)
-        yield ("phases", name), case(at_every_step, name, phases=True)
         if not name.startswith("base") and ", m" not in name:
             yield ("steps, global", name), case(at_every_step, name, perturbation="global")
-        yield ("plain", name), case(with_options, name, CUTS)
-        yield ("bucket views", name), case(with_options, name, CUTS, gradient_as_bucket_view=True)
+        yield ("join", name), case(uneven, name)
+        yield ("restored", name), case(restored, name)
+    for name in FLOWS:
+        yield ("phases", name), case(at_every_step, name, phases=True)
+        yield ("plain", name), case(trained, name)
+        yield ("bucket views", name), case(trained, name, options={"gradient_as_bucket_view": True})
+        if name != "slicesam":
+            yield ("error", name), case(after_an_error, replicas, name, 1 if name == "base" else 2, "between them")
     patch = pytest.MonkeyPatch()
     for name, phases in itertools.product(("base", "sam", "looksam", "esam", "esam-random"), (False, True)):
         yield ("counted", name, phases), case(counted, name, patch, phases=phases)
     yield ("counted", "global"), case(counted, "sam", patch, perturbation="global")
     yield ("counted", "swp, global"), case(counted, "esam-swp", patch, perturbation="global")
-    for name, phases, way in itertools.product(("sam", "looksam", "esam-swp"), (False, True), both):
-        yield ("heads", name, phases, way), case(with_heads, JOINED[name], phases=phases, rho=RHO, perturbation=way)
-    yield ("heads", "base"), case(with_heads, METHODS["base"], phases=True)
+    unused = {"options": {"find_unused_parameters": True}}
+    for name, way in itertools.product(("sam", "looksam", "esam-swp"), BOTH):
+        yield ("heads", name, way), case(with_heads, name, replicas, by_rank, perturbation=way, **unused)
+    yield ("heads", "esam-swp", shards), case(with_heads, "esam-swp", shards, by_step)
     for name, phases in itertools.product(("base", "sam", "esam"), (False, True)):
         yield ("buffers", name, phases), case(buffers, name, phases=phases)
     yield "buffers apart", case(buffers, "sam", phases=False, follow=False)
-    yield "bare", case(refused, lambda model: model.module, lambda model: model)
-    yield "inside", case(refused, nn.Sequential, nn.Sequential)
-    yield "static graph", case(static_graph)
-    for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), both):
-        yield ("overflow", name, where, way), case(overflow, name, where, way)
-    for name in ("base", "sam", "looksam", "esam"):
-        yield ("error", name), case(after_an_error, name)
-        yield ("no error", name), case(with_options, name)
+    for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), BOTH):
+        yield ("overflow", name, where, way), case(overflow, replicas, name, where, perturbation=way)
+    yield ("overflow", "sam", "first", shards), case(overflow, shards, "sam", "first")
+    yield ("averaged", "alone"), case(averaged_weights)
+    yield ("averaged", "rho 0"), case(averaged_weights, functools.partial(SAM, rho=0.0))
+    yield ("averaged", "sam"), case(averaged_weights, SAM)
     yield "compiled", case(compiled)
+    for name, shape in itertools.product(("sam", "looksam", "esam"), ((1, RANKS), (RANKS, 1))):
+        yield ("mesh", name, shape), case(trained, name, shards, options={"shape": shape})
+    for name in ("sam", "looksam", "esam", "esam-swp, suffix"):
+        yield ("shards", name), case(trained, name, shards)
+        yield ("evaluated", name), case(trained, name, shards, prepare=evaluated)
+        yield ("not resharded", name), case(trained, name, shards, prepare=never_resharded)
+        yield ("resharded early", name), case(trained, name, shards, options={"reshard_after_forward": True})
+    yield "frozen", case(trained, "looksam", shards, prepare=frozen)
+    for which, place in ERRORS:
+        yield ("error", which, place), case(after_an_error, shards, "sam", which, place)
+    for name, (build, given, _) in REFUSED.items():
+        yield ("refused", name), case(refused, build, given)
 
 
 @pytest.fixture(scope="module")
@@ -309,120 +452,123 @@ def ranks(tmp_path_factory):
     return on_two_ranks(tmp_path_factory.mktemp("ranks"), cases)
 
 
-# What must hold -------------------------------------------------------------------------------------------------------
+# What must hold of both -----------------------------------------------------------------------------------------------
 
 
-def in_one_process(method, batch=joined, build=mlp, **settings):
+@functools.cache
+def in_one_process(name, base=sgd, batch=joined, build=mlp):
     model = build()
-    return train(model, method(sgd(model), model, seed=3, rho=RHO, **settings), batch, STEPS)
+    return train(model, built(name, model, base), batch, STEPS)
 
 
-@pytest.mark.parametrize("name", JOINED)
-def test_one_eps_for_all_ranks_makes_the_step_of_one_process_on_all_their_samples(ranks, name):
-    alone = in_one_process(JOINED[name])
-    assert_near(ranks[0]["joined", name], alone)
-    assert_near(ranks[0]["joined, cut", name], alone)
-
-
-@pytest.mark.parametrize("way", ["rank", "global"])
-@pytest.mark.parametrize(
-    ("name", "beta", "gamma"), [("sam", 1, 1), ("esam-swp", 0.6, 1), ("esam-sds", 1, 0.5), ("esam", 0.6, 0.5)]
-)
-def test_the_ranks_share_or_own_eps_and_average_the_second_gradients_of_what_each_selects(
-    ranks, name, beta, gamma, way
-):
+@functools.cache
+def by_hand(name, cuts=None, *, one_eps=True, micro_batches=False):
     model = mlp()
-    twin = ESAMByHand(model, rho=RHO, beta=beta, gamma=gamma, one_eps=way == "global")
-    by_hand = twin.train(sgd(model), STEPS)
-    assert_near(ranks[0]["hand", name, way], by_hand)
-    assert_near(ranks[0]["hand, cut", name, way], by_hand)
+    beta, gamma = {"sam": (1, 1), "esam-swp": (0.6, 1), "esam-sds": (1, 0.5), "esam": (0.6, 0.5)}[name]
+    twin = ESAMByHand(model, rho=RHO, beta=beta, gamma=gamma, one_eps=one_eps, micro_batches=micro_batches)
+    return twin.train(sgd(model), STEPS, cuts)
 
 
-def test_an_eps_of_each_rank_s_own_is_another_step_than_one_for_all(ranks):
-    assert distance(ranks[0]["hand", "sam", "rank"], ranks[0]["hand", "sam", "global"]) > 1e-4
+@pytest.mark.parametrize("name", ["base", *JOINED])
+def test_one_eps_for_all_ranks_makes_the_step_of_one_process_on_all_their_samples(ranks, name):
+    for seen, layout in itertools.product(ranks, (replicas, shards)):
+        assert_near(seen["joined", name, layout], in_one_process(name))
+        assert_near(seen["joined, cut", name, layout], in_one_process(name, adamw))
+
+
+@pytest.mark.parametrize("name", ["sam", "esam-swp", "esam-sds", "esam"])
+def test_the_ranks_share_or_own_eps_and_average_the_second_gradients_of_what_each_selects(ranks, name):
+    for way in BOTH:
+        expected = by_hand(name, one_eps=way == "global")
+        assert_near(ranks[0]["hand", name, way], expected)
+        assert_near(ranks[0]["hand, cut", name, way], expected)
+    assert distance(by_hand(name), by_hand(name, one_eps=False)) > 1e-4
+
+
+def test_with_shards_samples_are_selected_within_each_micro_batch_of_each_rank(ranks):
+    for seen, name in itertools.product(ranks, ("esam", "esam-sds")):
+        assert_near(seen["hand", name, shards], by_hand(name, micro_batches=True))
+        assert_near(seen["hand, cut", name, shards], by_hand(name, CUTS, micro_batches=True))
+        assert distance(by_hand(name), by_hand(name, CUTS, micro_batches=True)) > 1e-4
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_both(ranks):
+    found = [key for key in ranks[0] if key[0] == "overflow"]
+    assert len(found) == 13
+    for key in found:
+        (scale, weights), (other_scale, others) = (seen[key] for seen in ranks)
+        assert scale == other_scale == 512.0, key
+        assert_same(weights, others)
+        assert distance(weights, whole_weights(mlp())) > 1e-4  # the good step after it
+
+
+def test_an_error_in_any_pass_leaves_no_trace(ranks):
+    for seen in ranks:
+        for name in ("base", "sam", "looksam", "esam"):
+            assert_same(seen["error", name], seen["plain", name])
+        for which, place in ERRORS:
+            assert_same(seen["error", which, place], seen["shards", "sam"])
+
+
+def test_what_cannot_work_is_refused(ranks):
+    for seen, (name, (_, _, words)) in itertools.product(ranks, REFUSED.items()):
+        assert words in seen["refused", name], name
+
+
+# Replicas -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ROWS)
 def test_weights_gradients_generator_and_memory_agree_after_every_step_though_batches_do_not(ranks, name):
-    for way in ("steps", "phases", "steps, global"):
-        if (way, name) in ranks[0] or way != "steps, global":
-            for one, other in zip(ranks[0][way, name], ranks[1][way, name], strict=True):
-                assert_same(one, other)
+    for case in (("steps", name), *(c for c in (("phases", name), ("steps, global", name)) if c in ranks[0])):
+        for one, other in zip(ranks[0][case], ranks[1][case], strict=True):
+            assert_same(one, other)
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_three_phases_make_the_step_of_one_call(ranks, name):
+@pytest.mark.parametrize("name", FLOWS)
+def test_three_phases_and_gradients_that_are_views_of_buckets_make_the_step_of_one_call(ranks, name):
     for at_once, in_phases in zip(ranks[0]["steps", name], ranks[0]["phases", name], strict=True):
-        for a, b in zip(at_once, in_phases, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_gradients_that_are_views_of_buckets_make_the_same_step(ranks, name):
+        assert_near(at_once, in_phases)
     assert_same(ranks[0]["plain", name], ranks[0]["bucket views", name])
 
 
 WEIGHTS, TENSORS = sum(p.numel() for p in mlp().parameters()), len(list(mlp().parameters()))
 
 
-def test_a_step_of_three_micro_batches_exchanges_gradients_once(ranks):
+def test_a_step_of_three_micro_batches_exchanges_gradients_once_and_what_a_method_needs_besides(ranks):
     for seen in ranks:
         assert seen["counted", "base", False] == seen["counted", "sam", False] == [(1, [])] * len(STEPS)
         assert seen["counted", "sam", True] == [(1, [])] * len(STEPS)
         # no backward knows that it is the last, so the sum is exchanged when it is asked for
         assert seen["counted", "base", True] == [(0, [TENSORS, WEIGHTS])] * len(STEPS)
-
-
-def test_one_eps_for_all_ranks_and_the_whole_gradient_of_looksam_take_one_exchange_more(ranks):
-    for seen in ranks:
+        # one eps for all ranks, and the whole gradient that LookSAM reuses
         assert seen["counted", "global"] == [(1, [TENSORS, WEIGHTS])] * len(STEPS)
         assert seen["counted", "looksam", False] == [(1, [TENSORS, WEIGHTS]), (1, [])] * 2
-
-
-def test_what_esam_remembers_is_exchanged_as_two_numbers_a_tensor(ranks):
-    for seen in ranks:
+        # what ESAM remembers: two numbers a tensor
         for name, phases in itertools.product(("esam", "esam-random"), (False, True)):
             (first, *later) = seen["counted", name, phases]
             assert first == (1, [2 * TENSORS])
-            for exchanges, (size,) in later:
-                assert exchanges == 1
-                assert size <= 2 * TENSORS
+            assert all(exchanges == 1 and size <= 2 * TENSORS for exchanges, (size,) in later)
+        drawn = [size for _, (_, size, *_) in seen["counted", "swp, global"]]
+        assert drawn[0] == WEIGHTS > min(drawn)  # their norms are not known yet; then the drawn tensors' alone
 
 
-def test_one_eps_of_the_drawn_tensors_is_an_exchange_of_their_gradients_alone(ranks):
-    drawn = [size for _, (_, size, *_) in ranks[0]["counted", "swp, global"]]
-    assert drawn[0] == WEIGHTS  # their norms are not known yet
-    assert min(drawn) < WEIGHTS
+def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(ranks):
+    for name in ("sam", "looksam", "esam-swp"):
+        alone = in_one_process(name, batch=functools.partial(owned_joined, by_rank), build=Heads)
+        for way in BOTH:
+            (weights, without), (others, _) = (seen["heads", name, way] for seen in ranks)
+            assert_same(weights, others)
+            assert without == [False] * 6 + [True] * 2  # trunk, two heads; the third
+            assert_same(weights[-2:], alone[-2:])  # not even weight decay
+            assert (distance(weights, alone) > 1e-4) == (way == "rank")
+        assert_near(weights, alone)
 
 
-@pytest.mark.parametrize("phases", [False, True])
-@pytest.mark.parametrize("name", ["sam", "looksam", "esam-swp"])
-def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(ranks, name, phases):
-    alone = in_one_process(JOINED[name], owned_joined, Heads)
-    unused = [False] * 6 + [True] * 2  # trunk, two heads; the third
-    for way in ("rank", "global"):
-        (weights, without), (others, _) = (seen["heads", name, phases, way] for seen in ranks)
-        assert_same(weights, others)
-        assert without == unused
-        assert_same(weights[-2:], alone[-2:])  # not even weight decay
-        assert (distance(weights, alone) > 1e-4) == (way == "rank")
-    assert_near(weights, alone)
-
-
-def test_a_head_that_none_uses_gets_no_gradient_from_the_base_alone_either(ranks):
-    for seen in ranks:
-        assert seen["heads", "base"][1] == [False] * 6 + [True] * 2
-
-
-@pytest.mark.parametrize("phases", [False, True])
-@pytest.mark.parametrize("name", ["base", "sam", "esam"])
-def test_buffers_are_moved_by_the_first_pass_of_rank_0_on_every_rank(ranks, name, phases):
-    for seen in ranks:
-        assert_near(seen["buffers", name, phases], buffers_by_hand(0))
-
-
-def test_buffers_of_each_rank_s_own_stay_so_where_the_user_wants_that(ranks):
+def test_buffers_are_moved_by_the_first_pass_of_rank_0_or_of_each_rank_as_the_user_wants_it(ranks):
     for rank, seen in enumerate(ranks):
+        for name, phases in itertools.product(("base", "sam", "esam"), (False, True)):
+            assert_near(seen["buffers", name, phases], buffers_by_hand(0))
         assert_near(seen["buffers apart"], buffers_by_hand(rank))
 
 
@@ -434,33 +580,75 @@ def buffers_by_hand(rank):
     return [mean, total]
 
 
-def test_the_bare_model_of_a_replica_and_a_model_around_it_are_refused(ranks):
-    for seen in ranks:
-        assert "not the bare model" in seen["bare"]
-        assert "DistributedDataParallel" in seen["inside"]
-
-
-def test_a_static_graph_is_refused_with_a_remedy(ranks):
-    for seen in ranks:
-        assert "leave static_graph out" in seen["static graph"]
-
-
-@pytest.mark.parametrize("way", ["rank", "global"])
-@pytest.mark.parametrize("where", ["first", "second"])
-@pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
-def test_an_overflow_on_one_rank_skips_the_step_on_both(ranks, name, where, way):
-    (scale, weights), (other_scale, others) = (seen["overflow", name, where, way] for seen in ranks)
-    assert scale == other_scale == 512.0
-    assert_same(weights, others)
-    assert distance(weights, whole_weights(mlp())) > 1e-4  # the good step after it
-
-
-@pytest.mark.parametrize("name", ["base", "sam", "looksam", "esam"])
-def test_an_error_in_the_pass_that_exchanges_gradients_leaves_no_trace(ranks, name):
-    for seen in ranks:
-        assert_same(seen["error", name], seen["no error", name])
-
-
 def test_a_compiled_replica_exchanges_gradients_too(ranks):
     assert_same(ranks[0]["compiled"], ranks[1]["compiled"])
     assert_near(ranks[0]["compiled"], ranks[0]["hand", "sam", "rank"])
+
+
+def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_step(ranks):
+    """Before: SliceSAM hung until the group's timeout, ESAM died in gloo."""
+    refused = []
+    for name in ROWS:
+        first, second = (seen["join", name] for seen in ranks)
+        if isinstance(first, str):
+            assert "join()" in first and first == second
+            refused.append(name)
+        else:
+            assert_same(first, second)
+    assert {"esam", "looksam"} <= set(refused)  # they exchange numbers of their own in a step
+    assert not {"base", "sam", "asam", "esam-sds", "slicesam", "msam"} & set(refused)
+    model = mlp()
+    base, hand = sgd(model), ESAMByHand(model, rho=RHO, beta=1, gamma=1, one_eps=False)
+    for step in range(max(UNEVEN)):  # a rank that has run out adds nothing to the mean over both
+        batches = [batch_of(rank, step) for rank in range(RANKS) if step < UNEVEN[rank]]
+        for w, g in zip(model.parameters(), hand.gradient(batches), strict=True):
+            w.grad = g * len(batches) / RANKS
+        base.step()
+    assert_near(ranks[0]["join", "sam"], whole_weights(model))
+
+
+def test_a_base_that_averages_weights_over_ranks_does_so(ranks):
+    for step in STEPS:
+        for seen in ranks:
+            assert_same(seen["averaged", "alone"][step], seen["averaged", "rho 0"][step])
+        one, other = (seen["averaged", "sam"][step] for seen in ranks)
+        assert (distance(one, other) == 0) == (step % 2 == 0)
+
+
+# Shards ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_shards_and_what_is_gathered_from_them_are_back_bit_for_bit_before_the_base_steps(ranks, name):
+    for seen in ranks:
+        before, in_between, after = seen["restored", name]
+        assert_same(before, in_between)
+        assert_same(before, after)
+
+
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
+def test_replicas_of_shards_take_the_same_step(ranks, name):
+    expected = by_hand(name, micro_batches=True) if name == "esam" else in_one_process(name)
+    for seen, shape in itertools.product(ranks, ((1, RANKS), (RANKS, 1))):
+        assert_near(seen["mesh", name, shape], expected)
+
+
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam", "esam-swp, suffix"])
+def test_weights_that_stay_gathered_after_a_pass_are_never_used_again(ranks, name):
+    for seen, how in itertools.product(ranks, ("evaluated", "not resharded", "resharded early")):
+        assert_same(seen[how, name], seen["shards", name])
+
+
+def test_a_frozen_shard_stays_as_it_is_and_the_others_train_as_in_one_process(ranks):
+    model = mlp()
+    frozen(model, 0)
+    alone = train(model, built("looksam", model), joined, STEPS)
+    for seen in ranks:
+        assert_near(seen["frozen"], alone)
+    assert_same(alone[1:2], whole_weights(mlp())[1:2])
+
+
+def test_a_head_that_a_step_does_not_use_counts_as_zero_in_the_norm(ranks):
+    alone = in_one_process("esam-swp", batch=functools.partial(owned_joined, by_step), build=Heads)
+    for seen in ranks:
+        assert_near(seen["heads", "esam-swp", shards][0], alone)

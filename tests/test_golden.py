@@ -5,6 +5,7 @@ Tolerance: one rounding of the weights before the first step changes no number h
 in another order, and for nothing else.
 """
 
+import dataclasses
 import functools
 import json
 
@@ -12,6 +13,8 @@ import golden
 import pytest
 import torch
 from two_ranks import needs_gloo, on_two_ranks
+
+from esam.train import Config, run
 
 TOLERANCE = 1e-12
 
@@ -30,10 +33,12 @@ def distance(seen, wanted):
     return largest
 
 
-@pytest.mark.parametrize(("name", "net", "parts"), golden.cases())
-def test_every_method_trains_as_recorded(name, net, parts):
-    seen = golden.curve(name, net, micro_batches=parts)
-    assert distance(seen, recorded()[f"{name} {net} {parts}"]) < TOLERANCE
+@pytest.mark.parametrize("name", golden.ONE_PROCESS)
+def test_every_method_trains_as_recorded(name):
+    for case, net, parts in golden.cases():
+        if case == name:
+            seen = golden.curve(name, net, micro_batches=parts)
+            assert distance(seen, recorded()[f"{name} {net} {parts}"]) < TOLERANCE, (net, parts)
 
 
 @needs_gloo
@@ -44,9 +49,7 @@ def test_two_ranks_train_as_recorded(tmp_path):
             assert distance(seen[case], recorded()[f"{case} rank {rank}"]) < TOLERANCE, (case, rank)
 
 
-@pytest.mark.parametrize("net", golden.NETS)
-@pytest.mark.parametrize("name", ["sam", "esam", "slicesam"])
-def test_one_rounding_stays_far_below_the_tolerance(name, net, monkeypatch):
+def test_one_rounding_stays_far_below_the_tolerance(monkeypatch):
     def rounded(name):
         model = build(name)
         with torch.no_grad():
@@ -56,8 +59,32 @@ def test_one_rounding_stays_far_below_the_tolerance(name, net, monkeypatch):
 
     build = golden.built
     monkeypatch.setattr(golden, "built", rounded)
-    assert distance(golden.curve(name, net), recorded()[f"{name} {net} 1"]) < TOLERANCE / 10
+    for name in ("sam", "esam", "slicesam"):
+        for net in golden.NETS:
+            assert distance(golden.curve(name, net), recorded()[f"{name} {net} 1"]) < TOLERANCE / 10
 
 
 def test_the_curves_cover_every_public_method():
     assert set(golden.METHODS) == {name.split(",")[0] for name in golden.SETTINGS}
+
+
+# Small runs -----------------------------------------------------------------------------------------------------------
+
+DIGITS = Config(data="digits", model="mlp", method="base", train_size=300, batch_size=50, epochs=2, lr=0.05, threads=1)
+RUNS = {
+    "base": ({}, [2.2653098, 2.0685672]),
+    "sam": ({"method": "sam", "settings": {"rho": 0.1}}, [2.2676142, 2.0949401]),
+    "noise and augmentation": ({"label_noise": 0.3, "augment": "shift", "seed": 3}, [2.2964546, 2.2721688]),
+    "held out": ({"validation": True, "warmup": 1.0, "optimizer": "adamw", "lr": 0.001}, [2.2832889, 2.0495399]),
+}
+"""Mean losses of epochs, recorded on another day. Rounding in float32 differs between processors by 2**-24 of a value
+in each of some thousand operations a step, and a dozen steps at a high learning rate carry it on: 0.1 % is what that
+can come to, and a batch in another order changes the loss by some per cent."""
+
+
+@pytest.mark.usefixtures("own_cache")
+@pytest.mark.parametrize("name", RUNS)
+def test_a_small_run_gives_the_losses_that_it_gave_before(tmp_path, name):
+    change, losses = RUNS[name]
+    record = run(dataclasses.replace(DIGITS, **change), tmp_path)
+    assert [line["train_loss"] for line in record.epochs] == pytest.approx(losses, rel=1e-3)

@@ -1,20 +1,29 @@
-"""Does each method step by the gradient that its paper names, and reduce to SAM or to the base where it should?"""
+"""Does each method step by the gradient that its paper names, and reduce to SAM or to the base where it should?
 
+By its literal twin in ``esam.optim.reference``, by numbers worked out on paper, and by what it must equal where a
+setting is at its end.
+"""
+
+import copy
 import itertools
+import math
 
 import pytest
 import torch
-from conftest import EVERY_METHOD, EVERY_ROW, mlp, normalised, problem
+from conftest import EVERY_METHOD, EVERY_ROW, assert_same, mlp, normalised, problem
 from torch import nn
 
-from esam import METHODS, SliceSAM
+from esam import ASAM, ESAM, METHODS, SAM, LookSAM, SliceSAM
 from esam.optim import reference
 from experiments.methods.ascent_part import AscentPart
 from experiments.methods.noise import RandomPerturbation
 
+ROUNDING = 1e-12
+"""Float64: sums over twelve samples in another order differ by some 1e-16 a step."""
+
 
 def sgd(model, lr=0.05):
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=1e-3)
 
 
 def trained(name, steps=4, build=mlp, base=sgd, **settings):
@@ -39,24 +48,135 @@ def by_hand(gradient_of, steps=4):
     return p.weights
 
 
-def assert_same(a, b, atol=1e-12):
-    """Float64: sums over twelve samples in another order differ by some 1e-16 a step."""
-    for one, other in zip(a, b, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=atol)
-
-
 def differ(a, b):
     return any((one - other).abs().max() > 1e-6 for one, other in zip(a, b, strict=True))
+
+
+# Twins and numbers by hand --------------------------------------------------------------------------------------------
+
+
+def esam_pair(beta, gamma):
+    return (
+        lambda base, model: ESAM(base, model, rho=0.3, beta=beta, gamma=gamma, seed=5),
+        reference.ESAM(0.3, beta, gamma, torch.Generator().manual_seed(5)),
+    )
+
+
+PAIRS = {
+    "sam": lambda: (lambda b, m: SAM(b, m, rho=0.3), lambda losses, w: reference.sam(losses, w, 0.3)),
+    "asam": lambda: (lambda b, m: ASAM(b, m, rho=0.5), lambda losses, w: reference.asam(losses, w, 0.5, 0.01)),
+    "looksam": lambda: (lambda b, m: LookSAM(b, m, rho=0.3, k=4, alpha=0.7), reference.LookSAM(0.3, 4, 0.7)),
+    "fsam": lambda: (lambda b, m: METHODS["fsam"](b, m, rho=0.3, sigma=0.8), reference.FSAM(0.3, 0.8, 0.9)),
+    "gsam": lambda: (
+        lambda b, m: METHODS["gsam"](b, m, rho=0.3, alpha=0.4),
+        lambda losses, w: reference.gsam(losses, w, 0.3, 0.4),
+    ),
+    "esam": lambda: esam_pair(0.6, 0.5),
+    "esam-swp": lambda: esam_pair(0.3, 1),
+    "esam-sds": lambda: esam_pair(1, 0.4),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_fifty_steps_equal_the_papers_loops_to_1e_12(name):
+    build, literal = PAIRS[name]()
+    fast, slow = problem(), problem()
+    optimizer, base = build(sgd(fast.model), fast.model), sgd(slow.model)
+    weights = list(slow.model.parameters())
+    for x in torch.randn(50, 12, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1)):
+        fast.x = slow.x = x
+        fast.step(optimizer)
+        for weight, gradient in zip(weights, literal(slow.closure, weights), strict=True):
+            weight.grad = gradient
+        base.step()
+        assert_same(fast.weights, slow.weights, ROUNDING)
+
+
+class Quadratic(nn.Module):
+    """Losses a_i / 2 w^2, so everything can be worked out on paper."""
+
+    def __init__(self, *weights):
+        super().__init__()
+        self.w = nn.ParameterList(nn.Parameter(torch.tensor(w, dtype=torch.float64)) for w in weights)
+
+    def forward(self, a):
+        return sum(a * w**2 / 2 for w in self.w)
+
+
+def step_by_hand(build, a, *weights):
+    model = Quadratic(*weights)
+    optimizer = build(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    a = torch.tensor(a, dtype=torch.float64)
+    loss = optimizer.step(lambda keep: model(a[keep]))
+    return [float(w.detach()) for w in model.w], float(loss)
+
+
+def test_sam_on_a_quadratic_is_the_step_worked_out_by_hand():
+    # L = 2 (w1^2 + w2^2) / 2 at (3, 4): g = (6, 8), |g| = 10, eps = 0.5 (0.6, 0.8), gradient there 2 (3.3, 4.4)
+    (w1, w2), loss = step_by_hand(lambda b, m: SAM(b, m, rho=0.5), [1.0, 3.0], 3.0, 4.0)
+    assert w1 == pytest.approx(3 - 0.1 * 2 * 3.3, abs=1e-14)
+    assert w2 == pytest.approx(4 - 0.1 * 2 * 4.4, abs=1e-14)
+    assert loss == pytest.approx(2 * (9 + 16) / 2)
+
+
+def test_asam_on_a_quadratic_is_the_step_worked_out_by_hand():
+    # T = (3, 4), T g = (18, 32) for g = (6, 8), eps = 0.5 T^2 g / |T g|
+    length = math.hypot(18, 32)
+    (w1, w2), _ = step_by_hand(lambda b, m: ASAM(b, m, rho=0.5, eta=0.0), [1.0, 3.0], 3.0, 4.0)
+    assert w1 == pytest.approx(3 - 0.2 * (3 + 0.5 * 54 / length), abs=1e-14)
+    assert w2 == pytest.approx(4 - 0.2 * (4 + 0.5 * 128 / length), abs=1e-14)
+
+
+def test_sds_on_a_quadratic_trains_on_the_steeper_sample():
+    # the loss of a = 3 rises three times as much as that of a = 1, so B+ = {a = 3}
+    (w,), loss = step_by_hand(lambda b, m: ESAM(b, m, rho=0.5, beta=1, gamma=0.5), [1.0, 3.0], 2.0)
+    assert w == pytest.approx(2 - 0.1 * 3 * 2.5, abs=1e-14)
+    assert loss == pytest.approx((1 + 3) / 2 * 4 / 2)  # the whole batch, at theta
+
+
+@pytest.mark.parametrize("second_too", [True, False], ids=["both perturbed", "the first alone"])
+def test_looksam_reuses_the_orthogonal_part_of_the_whole_gradient(second_too):
+    # at (3, 4) with curvatures 1 and 3: g = (3, 12), g_s = g + H eps, eps along g in what is perturbed
+    model = nn.ParameterList([nn.Parameter(torch.tensor(v, dtype=torch.float64)) for v in (3.0, 4.0)])
+    w1, w2 = model
+    base = torch.optim.SGD([{"params": [w1]}, {"params": [w2], "perturb": second_too}], lr=0.0)
+    optimizer = LookSAM(base, model, rho=0.5, k=2, alpha=0.7)
+    losses = lambda keep: ((w1**2 + 3 * w2**2) / 2).expand(2)[keep]  # noqa: E731
+    optimizer.step(losses)
+    length = math.hypot(3, 12)
+    eps = (0.5 * 3 / length, 0.5 * 12 / length) if second_too else (0.5, 0.0)
+    g_s = (3 + eps[0], 12 + 3 * eps[1])
+    assert (float(w1.grad), float(w2.grad)) == pytest.approx(g_s, abs=1e-13)
+    along = (3 * g_s[0] + 12 * g_s[1]) / length**2
+    g_v = (g_s[0] - along * 3, g_s[1] - along * 12)
+    optimizer.step(losses)
+    factor = 0.7 * length / math.hypot(*g_v)
+    assert (float(w1.grad), float(w2.grad)) == pytest.approx((3 + factor * g_v[0], 12 + factor * g_v[1]), abs=1e-12)
+
+
+def test_m_sharpness_perturbs_each_group_by_its_own_gradient():
+    p = problem(batch=10)
+    q = copy.deepcopy(p)
+    p.step(SAM(sgd(p.model), p.model, rho=0.3, m=4))
+    weights = list(q.model.parameters())
+    total = [torch.zeros_like(w) for w in weights]
+    for group in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
+        part = copy.copy(q)
+        part.x, part.y = q.x[group], q.y[group]
+        for t, g in zip(total, reference.sam(part.closure, weights, 0.3), strict=True):
+            t += g * len(group) / 10
+    for w, t in zip(weights, total, strict=True):
+        w.grad = t
+    sgd(q.model).step()
+    assert_same(p.weights, q.weights, 1e-13)
 
 
 # Reductions -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", [sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)])
 @pytest.mark.parametrize("name", [n for n in EVERY_ROW if "rho" in METHODS[n].options()])
-def test_rho_zero_is_the_base_optimizer_bit_for_bit(name, base):
-    for one, other in zip(trained(name, base=base, rho=0.0)[0], trained("base", base=base)[0], strict=True):
-        assert torch.equal(one, other)
+def test_rho_zero_is_the_base_optimizer_bit_for_bit(name):
+    assert_same(trained(name, rho=0.0)[0], trained("base")[0])
 
 
 def test_the_row_base_is_the_plain_loop_bit_for_bit_whatever_radius_its_groups_carry():
@@ -68,7 +188,7 @@ def test_the_row_base_is_the_plain_loop_bit_for_bit_whatever_radius_its_groups_c
         plain.zero_grad()
         q.loss_of(q.x, q.y).mean().backward()
         plain.step()
-    assert all(torch.equal(a, b) for a, b in zip(p.weights, q.weights, strict=True))
+    assert_same(p.weights, q.weights)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +197,7 @@ def test_the_row_base_is_the_plain_loop_bit_for_bit_whatever_radius_its_groups_c
      ("sam", {"m": 12}), ("sam", {"m": 99}), (AscentPart, {"share": 1.0})],
 )  # fmt: skip
 def test_on_the_whole_batch_and_in_every_step_it_is_sam(name, settings):
-    assert_same(trained(name, rho=0.3, **settings)[0], trained("sam", rho=0.3)[0])
+    assert_same(trained(name, rho=0.3, **settings)[0], trained("sam", rho=0.3)[0], ROUNDING)
 
 
 def test_asam_is_sam_where_every_weight_is_one_in_size():
@@ -89,7 +209,7 @@ def test_asam_is_sam_where_every_weight_is_one_in_size():
         return model
 
     one, other = (trained(n, 1, ones, rho=0.1, **s)[0] for n, s in (("asam", {"eta": 0.0}), ("sam", {})))
-    assert_same(one, other)
+    assert_same(one, other, ROUNDING)
 
 
 def test_the_methods_do_differ_from_one_another():
@@ -131,7 +251,7 @@ def test_a_slices_step_is_the_batchs_gradient_and_the_slices_correction():
         moved = reference.at_perturbed(losses, weights, eps, lambda: slices[step])
         return [b + m - s for b, m, s in zip(whole, moved, part, strict=True)]
 
-    assert_same(r.p.weights, by_hand(gradient, 3))
+    assert_same(r.p.weights, by_hand(gradient, 3), ROUNDING)
 
 
 def test_the_mean_over_all_slices_is_sam_with_groups_of_their_size():
@@ -180,7 +300,7 @@ def test_the_base_on_a_part_steps_by_the_gradient_of_that_part_alone():
     for _ in range(3):
         r.step(optimizer)
     assert [len(call) for call in r.calls] == [3, 3, 3]
-    assert_same(r.p.weights, by_hand(lambda losses, w, step: reference.gradient(losses, w, r.calls[step]), 3))
+    assert_same(r.p.weights, by_hand(lambda losses, w, step: reference.gradient(losses, w, r.calls[step]), 3), ROUNDING)
 
 
 def test_an_ascent_on_a_part_takes_eps_from_it_and_descends_with_all():
@@ -194,7 +314,7 @@ def test_an_ascent_on_a_part_takes_eps_from_it_and_descends_with_all():
         part = reference.gradient(losses, weights, r.calls[2 * step])
         return reference.at_perturbed(losses, weights, [0.3 * g / reference.norm(part) for g in part])
 
-    assert_same(r.p.weights, by_hand(gradient, 3))
+    assert_same(r.p.weights, by_hand(gradient, 3), ROUNDING)
 
 
 # One pass, some tensors, some steps, an average -----------------------------------------------------------------------
@@ -247,7 +367,7 @@ def test_momentum_sam_takes_its_one_gradient_at_a_point_along_the_momentum(direc
     p.calls.clear()
     p.step(optimizer)
     assert len(p.calls) == 1
-    assert_same([w.grad for w in weights], expected)
+    assert_same([w.grad for w in weights], expected, ROUNDING)
 
 
 def test_random_noise_has_the_length_of_a_share_of_each_filter():
@@ -276,4 +396,4 @@ def test_the_average_is_that_of_the_weights_and_is_there_in_its_block_alone():
         weights = p.weights
         with optimizer.evaluation_weights():
             assert_same(p.weights, average, 1e-14)
-        assert all(torch.equal(a, b) for a, b in zip(p.weights, weights, strict=True))
+        assert_same(p.weights, weights)

@@ -35,23 +35,17 @@ def test_on_any_quadratic_it_is_rho_g_plus_half_rho_squared_times_the_curvature_
     assert sharpness(quadratic(matrix), parameters, rho=rho) == pytest.approx(by_hand.item(), rel=1e-10)
 
 
-def test_a_parameter_that_the_loss_does_not_use_changes_nothing():
+def test_unused_parameters_stationary_points_and_losses_that_are_not_finite():
     matrix = torch.diag(float64(3, 4))
     used = lambda parameters: quadratic(matrix)({"w": parameters["w"]})  # noqa: E731
     assert sharpness(used, {"w": float64(1, 1), "idle": float64(9)}, rho=0.5) == pytest.approx(2.955, rel=1e-14)
-
-
-def test_at_a_stationary_point_it_is_zero():
     assert sharpness(quadratic(torch.eye(2, dtype=torch.float64)), {"w": float64(0, 0)}, rho=0.5) == 0.0
-
-
-def test_a_loss_that_is_not_finite_gives_nan_and_no_error():
     assert math.isnan(sharpness(lambda p: p["w"].sum() * math.inf, {"w": float64(1, 1)}, rho=0.5))
 
 
 @pytest.mark.parametrize("rho", [0, -0.1, float("nan")])
 def test_a_radius_that_is_none_is_refused(rho):
-    with pytest.raises(ValueError, match="rho must be > 0, got"):
+    with pytest.raises(ValueError, match="rho"):
         sharpness(quadratic(torch.eye(1)), {"w": torch.ones(1)}, rho=rho)
 
 

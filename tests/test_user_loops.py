@@ -1,6 +1,5 @@
 """Loops as users write them: the traps that were silent, one by one. Each name is the case and what happens now."""
 
-import copy
 import itertools
 import signal
 import sys
@@ -10,11 +9,11 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same, mlp, normalised, problem, sgd
+from conftest import assert_same, normalised, problem, sgd
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from esam import ESAM, METHODS, SAM, GuidanceWarning, SliceSAM
-from esam.optim.methods.momentum import MomentumSAM
 
 
 def halves(p):
@@ -122,15 +121,14 @@ def test_a_sum_is_the_mean_times_the_batch(name):
     by_mean = METHODS[name](torch.optim.SGD(p.model.parameters(), lr=0.12), p.model, seed=1)
     by_sum = METHODS[name](torch.optim.SGD(q.model.parameters(), lr=0.01), q.model, seed=1, loss="sum")
     for _ in range(3):
-        loss = p.step(by_mean)
-        for x, y in halves(q) if name not in ("esam-random", "looksam") else [(q.x, q.y)]:
-            by_sum.accumulate(lambda x, y: q.loss_of(x, y).sum(), x, y)
-        total = by_sum.gradient()
+        for t, optimizer, reduced in ((p, by_mean, torch.mean), (q, by_sum, torch.sum)):
+            for x, y in halves(t):
+                optimizer.accumulate(lambda x, y, t=t, reduced=reduced: reduced(t.loss_of(x, y)), x, y)
+        mean, total = by_mean.gradient(), by_sum.gradient()
+        assert float(total) == pytest.approx(float(mean) * (6 if name == "base-part" else 12), rel=1e-12)
+        by_mean.step()
         by_sum.step()
-        if name not in ("base-part", "slicesam"):  # which draw otherwise in halves
-            assert float(total) == pytest.approx(12 * float(loss), rel=1e-12)
-    if name not in ("base-part", "slicesam"):
-        assert_same(p.weights, q.weights, 1e-12)
+    assert_same(p.weights, q.weights, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["slicesam", "sam"])
@@ -153,6 +151,42 @@ def test_a_loss_of_shape_one_is_a_scalar():
     p.step(SliceSAM(sgd(p), p.model, seed=0), lambda x, y: p.loss_of(x, y).mean().reshape(1))
     q.step(SliceSAM(sgd(q), q.model, seed=0), lambda x, y: q.loss_of(x, y).mean())
     assert_same(p.weights, q.weights)
+
+
+# 6. Accumulating by hand under Accelerate -----------------------------------------------------------------------------
+
+
+def test_micro_batches_that_accelerate_does_not_count_are_refused_not_dropped():
+    """Before: the gradient was that of the last micro-batch alone."""
+    accelerate = pytest.importorskip("accelerate")
+    from esam.integrations.accelerate import backward
+
+    p = problem()
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer = accelerator.prepare(p.model, SAM(sgd(p), p.model))
+    with pytest.raises(ValueError, match="accelerator.accumulate"):
+        for x, y in halves(p):
+            backward(accelerator, optimizer, lambda x, y: F.cross_entropy(model(x), y), x, y)
+
+
+# 7. Batches that are lists of samples ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", [[12] * 8, range(3, 11)], ids=["of one length", "of several"])
+def test_a_list_of_sequences_is_cut_into_samples_not_into_time_steps(lengths):
+    """Before: eight sequences of two time steps each."""
+    torch.manual_seed(0)
+    model, ran = nn.Linear(4, 3), []
+    sequences, y = [torch.randn(n, 4) for n in lengths], torch.arange(8) % 3
+    optimizer = SliceSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, share=0.25)
+
+    def loss_of(sequences, y):
+        assert {len(s) for s in sequences} <= set(lengths) and len(sequences) == len(y)
+        ran.append(len(sequences))
+        return F.cross_entropy(torch.stack([model(s).mean(0) for s in sequences]), y)
+
+    optimizer.step(loss_of, sequences, y)
+    assert ran == [8, 2, 6, 2]  # once, the whole beside its parts
 
 
 # 8. Interrupts --------------------------------------------------------------------------------------------------------
@@ -205,6 +239,24 @@ def test_an_exception_that_is_kept_does_not_bring_old_weights_back():
     assert_same(p.weights, weights)
 
 
+# 9. A radius that no single loss decides ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["sam", "slicesam", "esam-sds"])
+def test_the_radius_is_rho_whatever_the_loss_does(name):
+    """Before: it grew with the fall of the loss, so that a spike, an offset, a weight or a new task decided it."""
+    p = problem()
+    optimizer = METHODS[name](sgd(p, lr=0.0), p.model, rho=0.2, seed=0)
+    changes = [lambda v: v, lambda v: v * 1e6, lambda v: v + 100, lambda v: v * 0.1, lambda v: -v, lambda v: v / 50]
+    for number, change in enumerate(changes):
+        theta, seen = p.weights, []
+        hook = p.model.register_forward_pre_hook(lambda *_, seen=seen: seen.append(p.weights))
+        p.step(optimizer, lambda x, y, change=change: change(p.loss_of(x, y)))
+        hook.remove()
+        length = torch.cat([(a - b).flatten() for a, b in zip(seen[-1], theta, strict=True)]).norm()
+        assert length == pytest.approx(0.2, rel=1e-9), number
+
+
 # 10. Smaller ones -----------------------------------------------------------------------------------------------------
 
 
@@ -219,6 +271,19 @@ def test_tiny_micro_batches_make_slicesam_cost_its_share(size):
     assert sum(ran) == 32 + 4
 
 
+def test_a_batch_size_too_small_for_the_batch_is_found():
+    """Before: SliceSAM trained on the first samples alone, in silence."""
+    p = problem()
+    weights = p.weights
+    with pytest.raises(ValueError, match="12 losses for 6"):
+        SliceSAM(sgd(p), p.model).step(p.closure, batch_size=6)
+    assert_same(p.weights, weights)
+    optimizer = SliceSAM(sgd(p), p.model)
+    with pytest.warns(GuidanceWarning, match="parts"):
+        for _ in range(30):
+            optimizer.step(lambda keep: p.closure(keep).mean(), batch_size=6)
+
+
 def test_autocast_around_accumulate_alone_holds_in_the_second_pass():
     p = problem(dtype=torch.float32)
     optimizer, seen = SAM(sgd(p), p.model), []
@@ -229,13 +294,13 @@ def test_autocast_around_accumulate_alone_holds_in_the_second_pass():
     assert seen == [torch.bfloat16, torch.bfloat16]
 
 
-@pytest.mark.parametrize("base", [torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop, torch.optim.ASGD])
-def test_momentum_sam_refuses_a_base_without_momentum(base):
-    p = problem()
-    optimizer = MomentumSAM(base(p.model.parameters()), p.model)
-    p.step(optimizer)  # nobody can tell before the first step
-    with pytest.raises(ValueError, match="momentum"):
-        p.step(optimizer)
+def test_momentum_sam_refuses_a_base_without_momentum():
+    for base in (torch.optim.Adagrad, torch.optim.Adadelta, torch.optim.Rprop, torch.optim.ASGD):
+        p = problem()
+        optimizer = METHODS["msam"](base(p.model.parameters()), p.model)
+        p.step(optimizer)  # nobody can tell before the first step
+        with pytest.raises(ValueError, match="momentum"):
+            p.step(optimizer)
 
 
 def test_a_model_that_holds_a_part_of_what_the_base_trains_is_warned_of():
@@ -282,35 +347,28 @@ def test_sparse_gradients_stay_sparse_for_a_base_that_wants_them(name):
         assert optimizer.step(lambda x: model(x).square().sum(1), rows).isfinite()
 
 
-def test_a_closure_in_torchs_style_says_what_to_return():
-    p = problem()
-    optimizer = SAM(sgd(p), p.model)
+class CountingCopies(TorchDispatchMode):
+    """Counts the large tensors that are copied."""
 
-    def closure(keep):
-        loss = p.closure(keep).mean()
-        loss.backward()
-        return loss
+    count = 0
 
-    with pytest.raises(ValueError, match="backward"):
-        optimizer.step(closure)
-    with pytest.raises(ValueError, match="takes no samples"):
-        optimizer.step(lambda: p.closure(slice(None)))
-
-
-def test_inference_mode_around_a_step_is_named():
-    p = problem()
-    optimizer = SAM(sgd(p), p.model)
-    with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
-        p.step(optimizer)
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        if "clone" in str(function) or "copy" in str(function):
+            tensors = [t for a in arguments for t in (a if isinstance(a, list) else [a]) if isinstance(t, torch.Tensor)]
+            self.count += any(t.numel() >= 2**17 for t in tensors)
+        return function(*arguments, **(settings or {}))
 
 
 def test_a_constant_buffer_is_copied_no_more_once_it_is_known():
+    """Before: one of 64 MB made a step take 308 ms where SGD takes 0.85."""
     p = problem()
     p.model.register_buffer("mask", torch.zeros(2**17))
     optimizer = SAM(sgd(p), p.model)
     for _ in range(3):
         p.step(optimizer)
-    assert all(t.numel() < 2**16 for saved in (optimizer._before, optimizer._between) for t in saved._copies)
+    with CountingCopies() as copies:
+        p.step(optimizer)
+    assert copies.count == 0
 
 
 def test_a_large_buffer_that_moves_is_put_back_all_the_same():
@@ -329,14 +387,3 @@ def test_a_large_buffer_that_moves_is_put_back_all_the_same():
     for step in range(1, 5):
         p.step(optimizer)
         assert float(p.model[-1].seen[0]) == step
-
-
-def test_the_same_loop_serves_a_copy_and_the_original():
-    p = problem(mlp)
-    optimizer = SliceSAM(sgd(p), p.model, seed=1)
-    p.step(optimizer)
-    twin = copy.deepcopy(optimizer)
-    q = copy.copy(p)
-    q.model = twin.model
-    assert p.step(optimizer) == q.step(twin)
-    assert_same(p.weights, q.weights)

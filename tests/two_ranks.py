@@ -29,7 +29,7 @@ needs_gloo = pytest.mark.skipif(
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
-def on_two_ranks(folder, cases, seconds=90, *, fork=False):
+def on_two_ranks(folder, cases, seconds=300, *, fork=False):
     """Run ``cases(rank)``, names and functions, on both ranks; return what each case returned, rank by rank.
 
     A case that fails on any rank ends both processes: what it left half done would spoil the next. ``fork`` saves the
@@ -78,7 +78,7 @@ def _worker(rank, folder, cases, seconds):
         init_method=f"file://{folder}/meeting-point",
         rank=rank,
         world_size=RANKS,
-        timeout=datetime.timedelta(seconds=min(20, seconds)),
+        timeout=datetime.timedelta(seconds=min(60, seconds)),
     )
     seen = {}
     try:

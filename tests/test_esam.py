@@ -1,0 +1,284 @@
+"""ESAM's two halves: which tensors are drawn (SWP) and which samples are kept (SDS), where it leads and at what price.
+
+That a step is Algorithm 1 is shown by its twins, in test_methods.py and test_properties.py.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import assert_same, problem
+from torch import nn
+
+from esam import ESAM, SAM
+from esam.optim.mask import Mask, independent, suffix
+from esam.optim.selection import Candidates, reads_head
+
+
+def start(lr=0.1, batch=12, **settings):
+    p = problem(batch=batch)
+    return p, ESAM(torch.optim.SGD(p.model.parameters(), lr=lr), p.model, **{"rho": 0.05, "seed": 0, **settings})
+
+
+def perturbations(optimizer, closure, weights, steps):
+    """Yield eps of each step, read off the weights that the second pass sees."""
+    for _ in range(steps):
+        theta = [w.detach().clone() for w in weights]
+        seen = []
+
+        def watching(keep, seen=seen):
+            seen.append([w.detach().clone() for w in weights])
+            return closure(keep)
+
+        optimizer.step(watching)
+        yield [a - t for a, t in zip(seen[-1], theta, strict=True)]
+
+
+# Tensors --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("draw", [independent, suffix])
+def test_each_tensor_is_drawn_as_often_as_the_mask_states_and_one_of_them_always(draw):
+    generator = torch.Generator().manual_seed(0)
+    for count in (1, 2, 3, 20):
+        for beta in (1e-9, 0.1, 0.6, 0.9):
+            draws = [draw(count, beta, generator) for _ in range(2000)]
+            assert all(d.picks for d in draws)
+            stated = torch.tensor(draws[0].probabilities, dtype=torch.float64)
+            seen = torch.tensor([sum(i in d.picks for d in draws) for i in range(count)]) / len(draws)
+            assert ((seen - stated).abs() < 4.5 * (stated * (1 - stated) / len(draws)).sqrt() + 1e-9).all()
+            assert beta - 1e-6 <= stated.mean() <= beta + 1 / count
+            if draw is suffix:
+                assert all(d.picks == list(range(count - len(d.picks), count)) for d in draws)
+                assert stated.min() >= max(beta / 2, 2 * beta - 1)  # no radius is stretched much
+
+
+@pytest.mark.parametrize("mask", ["independent", "suffix"])
+def test_over_500_masks_the_mean_perturbation_of_each_tensor_is_sams(mask):
+    p, optimizer = start(lr=0.0, beta=0.6, gamma=1, mask=mask)
+    weights = list(p.model.parameters())
+    (sam,) = perturbations(SAM(torch.optim.SGD(weights, lr=0.0), p.model, rho=0.05), p.closure, weights, 1)
+    optimizer.step(p.closure)  # takes all of them
+    mean = [torch.zeros_like(w) for w in weights]
+    for eps in perturbations(optimizer, p.closure, weights, 500):
+        mean = [a + e / 500 for a, e in zip(mean, eps, strict=True)]
+    for a, b in zip(mean, sam, strict=True):
+        ratio = float((a * b).sum() / (b * b).sum())
+        torch.testing.assert_close(a, ratio * b, rtol=1e-9, atol=1e-12)
+        # drawn with probability p >= 0.3 and divided by it: a variance of (1 - p) / p a step
+        assert abs(ratio - 1) < 4 * (0.7 / 0.3 / 500) ** 0.5
+
+
+def test_the_released_norm_is_always_rho_over_the_probability_of_a_draw():
+    p, optimizer = start(beta=0.5, gamma=1, norm="selected")
+    probability = 0.5 + 0.5**6 / 6  # of one of six: by its own draw, or by force where all miss
+    for eps in perturbations(optimizer, p.closure, list(p.model.parameters()), 10):
+        assert torch.cat([e.flatten() for e in eps]).norm() == pytest.approx(0.05 / probability, rel=1e-9)
+
+
+def test_gradients_of_tensors_not_drawn_are_never_computed():
+    p, optimizer = start(beta=0.4, gamma=1, seed=1)
+    weights = list(p.model.parameters())
+    optimizer.step(p.closure)
+    computed = []
+    for i, w in enumerate(weights):
+        w.register_hook(lambda g, i=i: computed.append(i))
+    for eps in perturbations(optimizer, p.closure, weights, 5):
+        drawn = [i for i, e in enumerate(eps) if e.any()]
+        assert sorted(computed[: len(drawn)]) == drawn
+        assert sorted(computed[len(drawn) :]) == list(range(len(weights)))
+        computed.clear()
+
+
+class Counted(torch.autograd.Function):
+    """The identity, counting the backward passes through it."""
+
+    count = 0
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        Counted.count += 1
+        return gradient
+
+
+def test_a_suffix_lets_backward_stop_early():
+    torch.manual_seed(0)
+    layers = [nn.Linear(4, 4) for _ in range(6)]
+    model = nn.Sequential(*layers)
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, beta=0.3, gamma=1, mask="suffix", seed=0)
+
+    def loss_of(h):
+        for layer in layers:
+            h = Counted.apply(layer(h))
+        return h.pow(2).sum(1)
+
+    counts = []
+    x = torch.randn(5, 4)
+    for _ in range(40):
+        Counted.count = 0
+        optimizer.step(loss_of, x)
+        counts.append(Counted.count - 6)  # the second pass goes through all six
+    assert counts[0] == 6
+    assert min(counts) == 1
+    assert 1.2 < sum(counts[1:]) / 39 < 3.6  # 0.3 of 6 layers is 1.8, and the last is always there
+
+
+def test_a_group_added_later_is_drawn_at_its_first_step():
+    p, optimizer = start(beta=1e-9, gamma=1)
+    extra = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    closure = lambda keep: p.closure(keep) + (extra**2).sum()  # noqa: E731
+    optimizer.step(closure)
+    optimizer.add_param_group({"params": [extra]})
+    (eps,) = perturbations(optimizer, closure, [extra], 1)
+    assert eps[0].any()
+
+
+class Drawn:
+    """A mask that draws what it is told to; the first step takes every tensor, to learn its norm."""
+
+    picks = ()
+
+    def __call__(self, count, beta, generator):
+        return Mask(list(self.picks), [0.5] * count)
+
+
+def test_requires_grad_is_the_users_own_in_every_pass():
+    """A resting weight may carry hooks, or be read by the closure: taking its flag away broke such models."""
+    model, x = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)), torch.randn(6, 4)
+    model[0].bias.requires_grad_(False)
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, mask=(mask := Drawn()), seed=0)
+    seen = []
+
+    def loss_of(x):
+        seen.append([p.requires_grad for p in model.parameters()])
+        hidden = model[0](x)
+        if torch.is_grad_enabled():
+            hidden.register_hook(lambda gradient: None)
+        return model[1](hidden).square().sum(1)
+
+    optimizer.step(loss_of, x)
+    mask.picks = (2,)
+    optimizer.step(loss_of, x)
+    assert seen == [[True, False, True, True]] * 6
+
+
+@pytest.mark.parametrize("ranking", ["exact", "aligned"])
+def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing(ranking):
+    """A branch of the model may rest in a batch; the step is then the base's own, on the kept samples."""
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"unused": nn.Linear(4, 3), "used": nn.Linear(4, 3)}).double()
+    x = torch.randn(6, 4, dtype=torch.float64)
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = ESAM(base, model, gamma=0.5, seed=0, ranking=ranking, mask=(mask := Drawn()))
+    optimizer.step(lambda x: (model["used"](x) + model["unused"](x)).square().sum(1), x)
+    mask.picks = (0, 1)
+    kept, theta = [], [p.detach().clone() for p in model.parameters()]
+
+    def closure(keep):
+        kept.append(keep)
+        assert_same(model.parameters(), theta)
+        return model["used"](x[keep]).square().sum(1)
+
+    optimizer.step(closure)
+    grads = [p.grad for p in model["used"].parameters()]
+    with torch.no_grad():
+        for p, t in zip(model.parameters(), theta, strict=True):
+            p.copy_(t)
+    assert len(kept[-1]) == 3
+    assert_same(grads, torch.autograd.grad(closure(kept[-1]).mean(), list(model["used"].parameters())), 1e-12)
+    assert all(p.grad is None for p in model["unused"].parameters())
+
+
+# Samples --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_exact_ranking_costs_one_forward_and_no_backward_and_gamma_one_nothing():
+    for gamma, modes in ((0.5, [True, False, True]), (1, [True, True])):
+        p, optimizer = start(gamma=gamma)
+        seen = []
+        p.model.register_forward_pre_hook(lambda *_, seen=seen: seen.append(torch.is_grad_enabled()))
+        optimizer.step(p.closure)
+        assert seen == modes
+
+
+def test_the_random_ranking_is_uniform():
+    counts = torch.zeros(12)
+    p, optimizer = start(gamma=0.5, ranking="random")
+    for _ in range(300):
+        optimizer.step(p.closure)
+        counts[p.keeps[-1]] += 1
+    assert ((counts / 300 - 0.5).abs() < 4 * (0.25 / 300) ** 0.5).all()
+
+
+def test_a_ranking_of_the_users_own_decides_and_must_score_each_sample():
+    seen = []
+
+    def first_come(batch: Candidates) -> torch.Tensor:
+        seen.append(batch.losses)
+        return -torch.arange(len(batch.losses))
+
+    p, optimizer = start(gamma=0.25, ranking=first_come)
+    optimizer.step(p.closure)
+    assert p.keeps[-1].tolist() == [0, 1, 2]
+    assert seen[0].shape == (12,) and not seen[0].requires_grad
+    for scores in (torch.zeros(3), 1.0, torch.zeros(12, 1)):
+        p, optimizer = start(ranking=lambda batch, scores=scores: scores)
+        before = p.weights
+        with pytest.raises(ValueError, match="score"):
+            optimizer.step(p.closure)
+        assert_same(p.weights, before)
+
+
+def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
+    p, optimizer = start(gamma=0.25, ranking=lambda batch: batch.losses)
+    p.y = p.model(p.x).argmax(1)
+    p.y[[9, 10, 11]] = (p.y[[9, 10, 11]] + 1) % 3  # wrong labels: the highest losses
+    calls = []
+
+    def part(a, b):
+        def closure(keep):
+            calls.append((a, keep))
+            return F.cross_entropy(p.model(p.x[a:b][keep]), p.y[a:b][keep], reduction="none")
+
+        return closure
+
+    optimizer.step([part(0, 8), part(8, 12)])
+    assert len(calls) == 3
+    assert calls[-1][0] == 8
+    assert calls[-1][1].tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("scale", [None, 2.0**10])
+def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer(scale):
+    p, optimizer = start(gamma=0.25, ranking="aligned")
+    last = [p.model[4].weight, p.model[4].bias]
+    gradients = [
+        torch.cat([g.flatten() for g in torch.autograd.grad(p.closure(torch.tensor([i])).sum(), last)])
+        for i in range(12)
+    ]
+    rises = torch.stack(gradients) @ sum(gradients)
+    p.keeps.clear()
+    seen = []
+    rank = optimizer.ranking
+    optimizer.ranking = reads_head(lambda batch: seen.append(rank(batch)) or seen[-1])
+    optimizer.step(p.closure, scaler=None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale))
+    assert torch.allclose(seen[0], rises, rtol=1e-9)
+    assert len(p.keeps) == 2  # no pass of its own
+    assert not any(layer._forward_hooks for layer in p.model.modules())
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: nn.Conv1d(6, 3, 1), lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 3))]
+)
+def test_the_aligned_ranking_says_when_there_is_no_last_linear_layer_to_read(build):
+    model = build().double()
+    x = torch.randn(12, 6, 1, dtype=torch.float64) if isinstance(model, nn.Conv1d) else torch.randn(12, 6).double()
+    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, ranking="aligned")
+    before = [w.clone() for w in model.parameters()]
+    with pytest.raises(ValueError, match="exact"):
+        optimizer.step(lambda x: model(x).flatten(1).pow(2).sum(1), x)
+    assert_same(model.parameters(), before)
+    assert not any(layer._forward_hooks for layer in model.modules())
