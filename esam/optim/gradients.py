@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ class Gradients:
 
     def __init__(
         self,
-        index: Sequence[int] = (),
-        tensors: Sequence[Tensor] = (),
+        index: Iterable[int] = (),
+        tensors: Iterable[Tensor] = (),
         *,
         shared: bool = True,
         sum_over_shards: Callable[[Tensor], Tensor] | None = None,
@@ -40,7 +40,7 @@ class Gradients:
         """Adds up what each rank computes from its part of the tensors, where the model is sharded."""
 
     def like(
-        self, index: Sequence[int], tensors: Sequence[Tensor], *, shared: bool | None = None, fresh: bool = False
+        self, index: Iterable[int], tensors: Iterable[Tensor], *, shared: bool | None = None, fresh: bool = False
     ) -> Gradients:
         """Return other tensors of the same model."""
         shared = self.shared if shared is None else shared
@@ -55,10 +55,10 @@ class Gradients:
         return zip(self.index, self.tensors, strict=True)
 
     def __add__(self, other: Gradients) -> Gradients:
-        return self._plus(other, 1)
+        return self.plus(other, 1)
 
     def __sub__(self, other: Gradients) -> Gradients:
-        return self._plus(other, -1)
+        return self.plus(other, -1)
 
     def __mul__(self, factor: float | Tensor) -> Gradients:
         if not self.tensors:
@@ -68,13 +68,6 @@ class Gradients:
         return self.like(self.index, torch._foreach_mul(self.tensors, factor), fresh=True)
 
     __rmul__ = __mul__
-
-    def times_each(self, factors: Mapping[int, float]) -> Gradients:
-        """Return each tensor times the factor under its index."""
-        distinct = {factors[n] for n in self.index}
-        if len(distinct) == 1:
-            return self * distinct.pop()
-        return self.like(self.index, torch._foreach_mul(self.tensors, [factors[n] for n in self.index]))
 
     def only(self, wanted: Collection[int]) -> Gradients:
         """Return those of the tensors whose index is wanted."""
@@ -125,9 +118,12 @@ class Gradients:
             norms = [n.to(first.device, widest) for n in norms]
         return torch.stack(norms)
 
-    def plus(self, other: Gradients, factor: float) -> Gradients:
-        """Return self + factor * other, in one go."""
-        return self._plus(other, factor)
+    def sub_(self, other: Gradients) -> Gradients:
+        """Return self - other: in place, where nobody else has this memory."""
+        if not self.fresh or self is other or self.index != other.index:
+            return self - other
+        torch._foreach_sub_(self.tensors, other.tensors)
+        return self
 
     def scale_(self, factor: float) -> Gradients:
         """Multiply in place, where nobody else has this memory."""
@@ -138,17 +134,20 @@ class Gradients:
         torch._foreach_mul_(self.tensors, factor)
         return self
 
-    def _plus(self, other: Gradients, sign: float) -> Gradients:
+    def plus(self, other: Gradients, factor: float) -> Gradients:
+        """Return self + factor * other, in one go."""
         shared = self.shared and other.shared
         if self.index == other.index:
-            sums = torch._foreach_add(self.tensors, other.tensors, alpha=sign) if self.tensors else ()
+            sums = torch._foreach_add(self.tensors, other.tensors, alpha=factor) if self.tensors else ()
             return self.like(self.index, sums, shared=shared, fresh=True)
-        mine = dict(iter(self))
-        both = [n for n in other.index if n in mine]
-        new = {n: t if sign == 1 else t * sign for n, t in other if n not in mine}
+        mine, theirs = dict(iter(self)), dict(iter(other))
+        both = [n for n in theirs if n in mine]
         if both:
-            theirs = dict(iter(other))
-            sums = torch._foreach_add([mine[n] for n in both], [theirs[n] for n in both], alpha=sign)
+            sums = torch._foreach_add([mine[n] for n in both], [theirs[n] for n in both], alpha=factor)
             mine.update(zip(both, sums, strict=True))
-        mine.update(new)
-        return (self if self.index else other).like(list(mine), list(mine.values()), shared=shared)
+        mine.update({n: t if factor == 1 else t * factor for n, t in theirs.items() if n not in mine})
+        return (self if self.index else other).like(mine, mine.values(), shared=shared)
+
+
+NONE = Gradients()
+"""No gradient of any tensor."""

@@ -22,18 +22,6 @@ class SAM(SharpnessAware):
         rho: Radius of the neighbourhood. 0.05 is the paper's for ResNets; 0 is the base optimizer itself.
     """
 
-    def __init__(
-        self,
-        base: Optimizer,
-        model: nn.Module,
-        *,
-        rho: float = 0.05,
-        m: int | None = None,
-        perturbation: Literal["rank", "global"] = "rank",
-        **common: Any,
-    ) -> None:
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
-
     def finish(self, batch: Batch) -> None:
         """Return g(theta + rho g / ||g||)."""
         with self.at(l2_ascent(batch.first, batch.radii)):

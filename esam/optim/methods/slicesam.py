@@ -59,7 +59,7 @@ class SliceSAM(SharpnessAware):
         """Return g_B - g_S, and add g_S at theta + eps."""
         self._check_price(batch.subset.samples, batch.samples)
         g_B, g_S = batch.first, batch.subset.first
-        batch.add(g_B - g_S)
+        batch.add(g_B.sub_(g_S))
         with self.at(l2_ascent(g_S, batch.radii)):
             del g_B, g_S  # the second pass needs the memory
             batch.subset.backward()
