@@ -62,7 +62,7 @@ class Batch:
             if whole.replayed <= len(whole.log):
                 return
             whole.log.append(None)
-        self._step.add(gradients, whole.share)
+        self._step.grad.add(gradients, whole.share)
 
     def backward(self, keep: Callable[[Candidates], Tensor] | None = None) -> None:
         """Add the gradient of these samples, at the weights as they are, to that which the base steps by.
@@ -79,13 +79,13 @@ class Batch:
             part = (whole.samples if step.loss == "sum" else piece.count(samples)) / count
             self._run(piece, self._backward_by(part), keep=samples, sync=whole.last and number == len(runs))
         if runs and whole.last:
-            step.shared = True
+            step.grad.shared = True
 
     @property
     def gradient(self) -> Gradients:
         """What the base would step by now, unscaled."""
-        found = self._step.gradient()
-        return found if self._step.scale is None else found * (1 / self._step.scale)
+        found, scale = self._step.grad.now(), self._step.grad.scale
+        return found if scale is None else found * (1 / scale)
 
     def mean_over_ranks(self, gradients: Gradients) -> Gradients:
         """Return the mean of what every rank has."""
@@ -95,7 +95,7 @@ class Batch:
     def sparse(self) -> set[int]:
         """The tensors whose gradients are sparse."""
         grads = enumerate(p.grad for p in self._step.parameters)
-        return self._step.sparse | {n for n, grad in grads if grad is not None and grad.is_sparse}
+        return self._step.grad.sparse | {n for n, grad in grads if grad is not None and grad.is_sparse}
 
     # For the flow ---------------------------------------------------------------------------------------------------
 
@@ -128,15 +128,13 @@ class Batch:
         """Make ``first`` the gradient of the mean over all samples, unscaled."""
         if self.samples:
             factor = (self._whole.samples if self._step.loss == "sum" else self._unit) / self.samples
-            scale = self._step.scale
+            scale = self._step.grad.scale
             self.first = self.first.scale_(factor) if scale is None else self.first * (1 / scale * factor)
 
     def _backward_by(self, part: float) -> Callable[[Tensor], None]:
         def backward(losses: Tensor) -> None:
             step, factor = self._step, self._whole.share * part
-            step.refuse_cleared_gradient()
-            step.backward(reduced(losses, step.loss), factor if step.finite is None else factor * step.finite)
-            step.note_gradient()
+            step.grad.backward(reduced(losses, step.loss), factor if step.finite is None else factor * step.finite)
 
         return backward
 

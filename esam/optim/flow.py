@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
+from .accumulator import Accumulator
 from .batch import Batch
 from .buffers import SavedBuffers, has_batch_statistics
 from .closures import Bindings
-from .distributed import backward_into
 from .gradients import Gradients
 from .perturb import PassNeeded, Radii, perturbed
 from .pieces import UNCOUNTED, Pass, Piece, random_state, reduced, set_random_state
@@ -57,41 +57,28 @@ class Step:
         self.memory = optimizer.memory()
         self.moved: perturbed | None = None
         self.running: Pass | None = None
-        # how gradients are made
-        self.scaler, self._backward = scaler, backward
-        device = self.parameters[0].device if self.parameters else torch.device("cpu")
-        self.scale: Tensor | None = None if scaler is None else scaler.scale(torch.ones((), device=device))
+        self.grad = Accumulator(self.parameters, self.ranks, self.loss, scaler, backward)
         self.finite: Tensor | None = None
         """With a scaler: 1, or NaN where the first gradient overflowed, so that the step is skipped on every rank."""
         self.wanted: list[int] = []
         """The tensors that the first pass differentiates, by index."""
-        self.sparse: set[int] = set()
-        """Those of them whose gradients are sparse."""
-        # what there is so far
         self.batch: Batch | None = None
         """The samples that are perturbed together; None: the step is the base's own."""
         self.plain: Batch | None = None
         """Micro-batches that are not perturbed (``perturb=False``)."""
         self.losses: list[tuple[Tensor, int]] = []
-        self.unit, self.samples = 0, 0
-        """Samples of the first and of all means that ``.grad`` holds; it is in units of the first."""
         self.seen, self.taken = 0, 0
         """Samples of the micro-batches so far, and of those in the subset."""
-        self.shared = not self.ranks.replicated
-        """Whether ``.grad`` is the same on every rank."""
         self.buffers: SavedBuffers | None = None
         """The copy that shows the buffers as they are, if one does."""
         self.bindings: list[Bindings] = []
         self.in_turns, self.in_finish, self.ready = False, False, False
         """Whether the caller's loop runs the passes, whether ``finish`` is running, whether ``.grad`` is final."""
-        self._noted: tuple[Tensor, Tensor] | None = None
         self._samples: torch.Generator | None = None
 
     def begin(self) -> None:
         """Save what an error takes back, and ask the method what the step needs."""
         optimizer = self.optimizer
-        for p in self.parameters:
-            p.grad = None
         optimizer._before.save(optimizer.model)
         self.buffers, optimizer._step = optimizer._before, self
         self.radii = optimizer.radii()
@@ -100,7 +87,7 @@ class Step:
             return
         self.radii = self.radii if plan.tensors is None else plan.tensors
         everything = plan.tensors is None or _needs_whole_backward(optimizer.model)
-        self.wanted = self._trainable() if everything else list(plan.tensors)  # type: ignore[arg-type]
+        self.wanted = self._trainable() if everything else list(self.radii)
         self.batch = Batch(self, self.radii)
         if plan.subset is not None:
             self.batch.split()
@@ -114,22 +101,22 @@ class Step:
         if not perturb:
             self.plain = self.plain or Batch(self, {})
             yield self._first(piece, [self.plain], again=False)
-        elif batch is None:
+        elif batch is None or plan is None:
             with nullcontext() if plan is None or plan.at is None else self.optimizer.at(plan.at):
                 yield self._directly(piece, sync=last and self.ranks.replicated and self.plain is None)
-        elif self.loss == "whole" or (plan.subset is None and self.optimizer.m is None):  # type: ignore[union-attr]
+        elif self.loss == "whole" or (plan.subset is None and self.optimizer.m is None):
             yield self._first(piece, [batch, batch.subset])
         elif not piece.counted or not piece.size:
             raise ValueError(UNCOUNTED)
-        elif plan.subset is None:  # type: ignore[union-attr]
+        elif plan.subset is None:
             yield from self._in_groups(piece)
         else:
-            yield from self._in_parts(piece, batch, plan)  # type: ignore[arg-type]
+            yield from self._in_parts(piece, batch, plan.subset, rest=plan.rest)
 
-    def _in_parts(self, piece: Piece, batch: Batch, plan: Plan) -> Iterator[Pass]:
+    def _in_parts(self, piece: Piece, batch: Batch, share: float, *, rest: bool) -> Iterator[Pass]:
         """Run a micro-batch in two parts: the subset first, then the rest."""
-        size, rest, subset = piece.size, plan.rest, batch.subset
-        count = self._subset_count(size, plan.subset or 1.0)
+        size, subset = piece.size, batch.subset
+        count = self._subset_count(size, share)
         self.optimizer.monitor.saw_kept(count, size)
         if not rest:
             piece.remember_state(self.devices)
@@ -197,8 +184,8 @@ class Step:
         def accept(losses: Tensor) -> None:
             loss, count = reduced(losses, self.loss), piece.size
             self.losses.append((loss.detach(), count))
-            self.backward(loss, self._weight(count, last=sync))
-            self.shared = self.shared or sync
+            self.grad.backward(loss, self.grad.weight(count, last=sync))
+            self.grad.shared = self.grad.shared or sync
 
         return Pass(self, piece, accept, first=True, sync=sync, quiet=False)
 
@@ -219,11 +206,11 @@ class Step:
                 self.losses.append((loss.detach(), piece.size))
             if recorder is not None:
                 inputs.append(recorder.take_output(len(losses)))
-            found = self._gradients(loss, inputs)
+            found = self.grad.gradients(loss, inputs)
             if recorder is not None:
                 each = 1 if self.loss == "sum" else len(losses)
-                recorder.give_gradient(found.pop(), each if self.scale is None else each / self.scale)
-            gradients = self.ranks.named(index, found, self.sparse)
+                recorder.give_gradient(found.pop(), each if self.grad.scale is None else each / self.grad.scale)
+            gradients = self.ranks.named(index, found, self.grad.sparse)
             if not plain and self.plan is not None and self.plan.tensors is not None:
                 gradients = gradients.only(self.plan.tensors)
             for batch in dict.fromkeys(batches):
@@ -284,29 +271,28 @@ class Step:
             subset.close()
         if not batch.first and not subset.first and (self.plan is None or self.plan.tensors is None):
             raise ValueError("the first pass reached none of the optimizer's parameters; are they the model's?")
-        if self.scale is not None:
+        if self.grad.scale is not None:
             norm = (batch.first if batch.first else subset.first).norm()
             self.finite = torch.where(norm.isfinite(), 1.0, torch.nan)
         if not self.ranks.own_eps:
             batch.first = self.ranks.mean(batch.first, self.parameters)
             if subset is not batch:
                 subset.first = self.ranks.mean(subset.first, self.parameters)
-        batch.share = self._weight(batch.samples, last=last)
+        batch.share = self.grad.weight(batch.samples, last=last)
 
     def _finish_directly(self) -> None:
         """Make ``.grad`` the gradient of the mean over all pieces."""
-        if not self.shared or not self.ranks.replicated:
-            if self.loss != "sum" and self.unit != self.samples:
-                self._scale_gradient(self.unit / self.samples)
+        if not self.grad.shared or not self.ranks.replicated:
+            self.grad.take_mean()
             if self.plain is not None:
                 self.plain.add(self.plain.first)
         if self.plan is not None and self.plan.plain:
-            self._share_gradient()
+            self.grad.share()
             self.optimizer.finish(Batch(self, self.radii))
 
     def conclude(self) -> Tensor:
         """Make ``.grad`` final; return the loss of all samples at theta: their mean, or their sum."""
-        self._share_gradient()
+        self.grad.share()
         if all(p.grad is None for p in self.parameters):
             raise ValueError(
                 "no parameter has a gradient after the passes; hooks that step inside backward "
@@ -336,94 +322,6 @@ class Step:
         optimizer.generator.set_state(self.generator)
         set_random_state(self.random)
         optimizer.recall(self.memory)
-
-    # Gradients ------------------------------------------------------------------------------------------------------
-
-    def _gradients(self, loss: Tensor, inputs: Sequence[Any]) -> list[Tensor | None]:
-        """Return the gradients of a first pass; ``.grad`` is not touched."""
-        scaled = loss if self.scaler is None else self.scaler.scale(loss)
-        if self._backward is None:
-            return self.ranks.gradients(scaled, inputs)
-        backward = self._backward
-        return backward_into(lambda: backward(scaled), self.parameters, inputs)
-
-    def backward(self, loss: Tensor, factor: float | Tensor) -> None:
-        """Add ``factor`` times the gradient to ``.grad``."""
-        if isinstance(factor, Tensor) or factor != 1:
-            loss = loss * factor
-        loss = loss if self.scaler is None else self.scaler.scale(loss)
-        if self._backward is None:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            self._backward(loss)
-
-    def gradient(self) -> Gradients:
-        """Return what ``.grad`` holds."""
-        index = [n for n, p in enumerate(self.parameters) if p.grad is not None]
-        tensors = self.ranks.local([self.parameters[n].grad for n in index])
-        found = self.ranks.named(index, tensors)
-        return found.like(found.index, found.tensors, shared=self.shared)
-
-    def add(self, gradients: Gradients, share: float) -> None:
-        """Add gradients to ``.grad``, which is scaled."""
-        ranks, factor = self.ranks, share if self.scale is None else self.scale * share
-        if isinstance(factor, Tensor) or factor != 1 or not gradients.fresh:
-            gradients = gradients * factor  # new memory: that of a first gradient may be another's too
-        self.shared = self.shared and gradients.shared
-        for n, g in gradients:
-            p = self.parameters[n]
-            if n in self.sparse and not ranks.sharded:
-                g = g.to_sparse(1)  # its base wants it so
-            if p.grad is None and not ranks.sharded:
-                p.grad = g
-            elif p.grad is None:
-                p.grad = torch.empty_like(p)
-                ranks.local([p.grad])[0].copy_(g)
-            elif g.is_sparse:
-                p.grad = p.grad + g
-            else:
-                ranks.local([p.grad])[0].add_(g)
-        if gradients.index:
-            self._noted = (p, p.grad)  # type: ignore[assignment]
-
-    def refuse_cleared_gradient(self) -> None:
-        """Refuse a loss function that clears ``.grad`` while it holds a part of the step's gradient."""
-        if self._noted is not None and self._noted[0].grad is not self._noted[1]:
-            raise ValueError(
-                "the loss function has cleared or replaced .grad, which holds a part of this step's gradient; "
-                "leave zero_grad() out of it"
-            )
-
-    def note_gradient(self) -> None:
-        """Know the tensor that a backward pass may have put in the place of ``.grad``."""
-        if self._noted is not None and self._noted[0].grad is not None:
-            self._noted = (self._noted[0], self._noted[0].grad)
-
-    def _weight(self, count: int, *, last: bool) -> float:
-        """Return what the mean over ``count`` more samples counts for in ``.grad``.
-
-        The last of them makes it the mean of all, before it is exchanged: ranks may differ in size.
-        """
-        if self.loss == "sum":
-            return 1.0
-        self.unit, self.samples = self.unit or count, self.samples + count
-        if not last:
-            return count / self.unit
-        if self.samples != count:
-            self._scale_gradient(self.unit / self.samples)
-        return count / self.samples
-
-    def _scale_gradient(self, factor: float) -> None:
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        if gradients and factor != 1:
-            torch._foreach_mul_(self.ranks.local(gradients), factor)
-
-    def _share_gradient(self) -> None:
-        """Make ``.grad`` the mean over the ranks, where no backward has."""
-        if not self.shared:
-            for n, mean in self.ranks.mean(self.gradient(), self.parameters):
-                self.parameters[n].grad = mean
-            self.shared = True
 
     # What else passes need ------------------------------------------------------------------------------------------
 

@@ -71,7 +71,7 @@ class Gradients:
 
     def only(self, wanted: Collection[int]) -> Gradients:
         """Return those of the tensors whose index is wanted."""
-        if len(wanted) >= len(self.index) and all(n in wanted for n in self.index):
+        if all(map(wanted.__contains__, self.index)):
             return self
         pairs = [(n, t) for n, t in self if n in wanted]
         return self.like([n for n, _ in pairs], [t for _, t in pairs])
@@ -112,10 +112,9 @@ class Gradients:
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         dtype = wide if dtypes.intersection(_HALF) else None
         norms = list(torch._foreach_norm(self.tensors, 2, dtype=dtype))
-        first = norms[0]
-        if any(n.device != first.device or n.dtype != first.dtype for n in norms):
+        if len(dtypes) > 1 or len({t.device for t in self.tensors}) > 1:
             widest = max((n.dtype for n in norms), key=lambda d: torch.finfo(d).bits)
-            norms = [n.to(first.device, widest) for n in norms]
+            norms = [n.to(norms[0].device, widest) for n in norms]
         return torch.stack(norms)
 
     def sub_(self, other: Gradients) -> Gradients:

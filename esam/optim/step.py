@@ -180,7 +180,7 @@ class SharpnessAware(Wrapper):
         """
         if self._step is None or self._step.ready:
             raise ValueError("gradient() has nothing to work on; call accumulate(loss_of, x, y) for each micro-batch")
-        return _phase(SharpnessAware._finish)(self)
+        return _phase(SharpnessAware._second_passes)(self)
 
     @final
     def step(
@@ -277,12 +277,12 @@ class SharpnessAware(Wrapper):
     def _all_phases(self, pieces: list[Piece], scaler: GradScaler | None, dim: Dims) -> Any:
         for number, piece in enumerate(pieces, start=1):
             done = self._run_at_theta(piece, scaler, last=number == len(pieces))
-        step, loss = self._step, self._finish()
-        if step.scaler is None:
+        step, loss = self._step, self._second_passes()
+        if (scaler := step.grad.scaler) is None:
             self._move()
         else:
-            step.scaler.unscale_(self)  # before the base's hooks, which clip
-            step.scaler.step(self)  # which calls step() without arguments, or skips it
+            scaler.unscale_(self)  # before the base's hooks, which clip
+            scaler.step(self)  # which calls step() without arguments, or skips it
             self._forget()
         if len(pieces) > 1 or not done or done[0].outputs is None:
             return loss
@@ -318,7 +318,7 @@ class SharpnessAware(Wrapper):
                     done.append(run.piece)
         return done
 
-    def _finish(self) -> Tensor:
+    def _second_passes(self) -> Tensor:
         """Take the second passes; return the mean loss at theta."""
         step: Step = self._step
         for bindings in step.bindings:

@@ -12,11 +12,12 @@ from torch.optim import Optimizer
 from ..batch import Batch
 from ..buffers import has_batch_statistics
 from ..checks import checked_choice, checked_share
+from ..flow import Plan
 from ..gradients import Gradients
 from ..mask import DrawMask, checked_mask
 from ..perturb import Radii, along, l2_ascent
 from ..selection import Candidates, Ranking, checked_ranking, checked_scores, keep_highest, random
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final

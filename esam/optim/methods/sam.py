@@ -9,8 +9,9 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..checks import checked_number
+from ..flow import Plan
 from ..perturb import adaptive_ascent, l2_ascent
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final

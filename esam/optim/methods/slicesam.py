@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..checks import GuidanceWarning, checked_share, warn_caller
+from ..flow import Plan
 from ..perturb import l2_ascent
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final
