@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from .optim.buffers import SavedBuffers
 from .optim.checks import GuidanceWarning, checked_number, warn_caller
 from .optim.gradients import Gradients
-from .optim.optimizer import RHO_KEY, StandIn
+from .optim.optimizer import StandIn
 from .optim.perturb import adaptive_ascent, l2_ascent, perturbed
 
 __all__ = ["SAM"]
@@ -83,14 +83,14 @@ class SAM(StandIn):
         found: list[Tensor] = []
         index, radii = [], {}
         for group in self.param_groups:
-            rho = checked_number(RHO_KEY, group.get(RHO_KEY, self.rho)) if group.get("perturb", True) else 0.0
+            rho = self.radius_of(group)
             for p in group["params"]:
                 n = len(weights)
                 weights.append(p)
-                if p.grad is not None and rho > 0:
+                if p.grad is not None and rho != 0:
                     index.append(n)
                     found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-                    radii[n] = -rho if group.get("maximize") else rho
+                    radii[n] = rho
         g = Gradients(index, found)
         eps = adaptive_ascent(g, radii, weights, eta=0.0) if self.adaptive else l2_ascent(g, radii)
         if self.model is not None:

@@ -2,6 +2,7 @@
 
 from .batch import Batch
 from .checks import GuidanceWarning
+from .flow import Plan
 from .gradients import Gradients
 from .indexing import take
 from .methods.controls import Base
@@ -12,7 +13,7 @@ from .methods.slicesam import SliceSAM
 from .onepass import MSAM
 from .registry import METHODS, RECOMMENDED, Method, method_of
 from .selection import Candidates
-from .step import Plan, SharpnessAware
+from .step import SharpnessAware
 
 __all__ = [
     "ASAM",

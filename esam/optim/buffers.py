@@ -21,63 +21,55 @@ class SavedBuffers:
 
     def __init__(self) -> None:
         self._slots: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
-        self._live: list[Tensor] = []
-        self._copies: list[Tensor] = []
         self._places: list[tuple[Any, ...]] = []
+        self._live: list[Tensor] = []
+        """The buffers that a pass can write to in place, and their copies."""
+        self._copies: list[Tensor] = []
+        self._live_places: list[tuple[Any, ...]] = []
         self._large = False
         self._constant: dict[int, tuple[Any, ...]] = {}
 
     def save(self, model: nn.Module) -> None:
         """Copy the buffers as they are now."""
-        self._slots = [
-            (layer._buffers, name, tensor)
-            for layer in _layers(model)
-            if layer._buffers
-            for name, tensor in layer._buffers.items()
-            if tensor is not None
-        ]
-        if not self._slots:
-            return
-        self._find_constants()
-        live = [
-            tensor
-            for _, _, tensor in self._slots
-            if _is_writable(tensor) and (tensor.numel() <= _LARGE or not self._is_constant(tensor))
-        ]
-        places = [_place(tensor) for tensor in live]
-        same = places == self._places and all(a is b for a, b in zip(live, self._live, strict=True))
-        self._live, self._places = live, places
-        if not same:
-            self._copies = [tensor.detach().clone() for tensor in live]
-            self._large = any(tensor.numel() > _LARGE for tensor in live)
-        elif live:
-            _copy(self._copies, live)
+        owners = [layer._buffers for layer in _layers(model) if layer._buffers]
+        slots = [(owner, name, t) for owner in owners for name, t in owner.items() if t is not None]
+        places = [_place(tensor) for _, _, tensor in slots]
+        if places != self._places or self._large:
+            self._choose([tensor for _, _, tensor in slots])
+        else:
+            _copy(self._copies, self._live)
+        self._slots, self._places = slots, places
 
     def put_back(self) -> None:
         """Give every buffer the tensor and the values that it had."""
-        if not self._slots:
-            return
         for owner, name, tensor in self._slots:
             if owner.get(name) is not tensor:
                 owner[name] = tensor
         if not self._live:
             return
-        if [_place(tensor) for tensor in self._live] == self._places:
+        if [_place(tensor) for tensor in self._live] == self._live_places:
             _copy(self._live, self._copies)
             return
         with torch.no_grad():
-            for tensor, copy, place in zip(self._live, self._copies, self._places, strict=True):
+            for tensor, copy, place in zip(self._live, self._copies, self._live_places, strict=True):
                 if _place(tensor) == place:
                     tensor.copy_(copy)
                 else:  # its .data was set, perhaps to the caller's own batch: nothing is written there
                     tensor.data = copy.clone()
 
-    def _find_constants(self) -> None:
-        """Compare large buffers with their copies of the step before, once each."""
-        for tensor, copy, place in zip(self._live, self._copies, self._places, strict=True) if self._large else ():
+    def _choose(self, tensors: list[Tensor]) -> None:
+        """Copy what a pass can write to; a large buffer is compared with its copy of the step before, once."""
+        for tensor, copy, place in zip(self._live, self._copies, self._live_places, strict=True):
             if tensor.numel() > _LARGE and _place(tensor) == place and id(tensor) not in self._constant:
-                constant = torch.equal(tensor, copy)
-                self._constant[id(tensor)] = (_version(tensor), place) if constant else ()
+                self._constant[id(tensor)] = (_version(tensor), place) if torch.equal(tensor, copy) else ()
+        live = [t for t in tensors if _is_writable(t) and (t.numel() <= _LARGE or not self._is_constant(t))]
+        places = [_place(tensor) for tensor in live]
+        if places == self._live_places:
+            _copy(self._copies, live)
+        else:
+            self._copies = [tensor.detach().clone() for tensor in live]
+        self._live, self._live_places = live, places
+        self._large = any(tensor.numel() > _LARGE for tensor in tensors if not is_lazy(tensor))
 
     def _is_constant(self, tensor: Tensor) -> bool:
         known = self._constant.get(id(tensor))
@@ -85,6 +77,8 @@ class SavedBuffers:
 
 
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
+    if not to:
+        return
     mode = torch.is_grad_enabled()
     torch._C._set_grad_enabled(False)
     torch._foreach_copy_(to, values)
@@ -103,25 +97,27 @@ def _is_writable(tensor: Tensor) -> bool:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Return where the values lie."""
-    if tensor.layout != torch.strided:
+    """Return the tensor, and where its values lie."""
+    if tensor.layout != torch.strided or (type(tensor) is not Tensor and is_lazy(tensor)):
         return (id(tensor),)
-    return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
+    if type(tensor) is Tensor:  # the fast way; others may have no address
+        return (id(tensor), tensor.data_ptr(), tensor.shape)
+    return (id(tensor), tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
 
 
 def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _layers(model: nn.Module) -> set[nn.Module]:
-    """Return the layers of a model; every step asks, and a stack is three times as fast as ``model.modules()``."""
-    seen, rest = {model}, [model]
-    while rest:
-        for child in rest.pop()._modules.values():
-            if child is not None and child not in seen:
-                seen.add(child)
-                rest.append(child)
-    return seen
+def _layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model, some perhaps twice; every step asks, and ``model.modules()`` is slow."""
+    layers: list[Any] = [model]
+    seen: set[nn.Module] = set()
+    for layer in layers:  # which grows
+        if layer is not None and layer._modules and layer not in seen:
+            seen.add(layer)
+            layers.extend(layer._modules.values())
+    return [layer for layer in layers if layer is not None]
 
 
 def has_batch_statistics(model: nn.Module) -> bool:

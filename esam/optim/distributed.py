@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from .gradients import Gradients
 
+_NOTHING = nullcontext()
+
 
 class SingleProcess:
     """One process: nothing to exchange."""
@@ -41,15 +43,20 @@ class SingleProcess:
             self._graph_checked = True
         return found
 
-    def named(self, index: Sequence[int], tensors: Sequence[Tensor | None]) -> Gradients:
-        """Return what a pass gave for these of the optimizer's tensors; one that it did not reach is left out."""
-        pairs = [(n, t.to_dense() if t.is_sparse else t) for n, t in zip(index, tensors, strict=True) if t is not None]
-        return Gradients(
-            [n for n, _ in pairs],
-            [t for _, t in pairs],
-            shared=not self.replicated,
-            sum_over_shards=self._sum_over_shards if self._shard_groups else None,
-        )
+    def named(
+        self, index: Sequence[int], tensors: Sequence[Tensor | None], sparse: set[int] | None = None
+    ) -> Gradients:
+        """Return what a pass gave for these of the optimizer's tensors, dense; one that it did not reach is left out.
+
+        The index of each that was sparse goes into ``sparse``.
+        """
+        found = {n: t for n, t in zip(index, tensors, strict=True) if t is not None}
+        for n in [n for n, t in found.items() if t.is_sparse]:
+            found[n] = found[n].to_dense()
+            if sparse is not None:
+                sparse.add(n)
+        sum_over_shards = self._sum_over_shards if self._shard_groups else None
+        return Gradients(found, found.values(), shared=not self.replicated, sum_over_shards=sum_over_shards)
 
     def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
         """Return the gradients averaged over the ranks; one that is missing on a rank counts as zero there."""
@@ -237,7 +244,7 @@ def refusing_hidden_replicas(model: nn.Module, ranks: SingleProcess) -> Abstract
             raise ValueError("DistributedDataParallel runs the model: pass it to the optimizer, not the bare model")
 
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return model.register_forward_pre_hook(refuse) if distributed and type(ranks) is SingleProcess else nullcontext()
+    return model.register_forward_pre_hook(refuse) if distributed and type(ranks) is SingleProcess else _NOTHING
 
 
 def refuse_reentrant_checkpoints(loss: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 import torch
 from torch import Tensor
@@ -25,8 +25,8 @@ class Gradients:
 
     def __init__(
         self,
-        index: Sequence[int] = (),
-        tensors: Sequence[Tensor] = (),
+        index: Iterable[int] = (),
+        tensors: Iterable[Tensor] = (),
         *,
         shared: bool = True,
         sum_over_shards: Callable[[Tensor], Tensor] | None = None,
@@ -40,7 +40,7 @@ class Gradients:
         """Adds up what each rank computes from its part of the tensors, where the model is sharded."""
 
     def like(
-        self, index: Sequence[int], tensors: Sequence[Tensor], *, shared: bool | None = None, fresh: bool = False
+        self, index: Iterable[int], tensors: Iterable[Tensor], *, shared: bool | None = None, fresh: bool = False
     ) -> Gradients:
         """Return other tensors of the same model."""
         shared = self.shared if shared is None else shared
@@ -55,10 +55,10 @@ class Gradients:
         return zip(self.index, self.tensors, strict=True)
 
     def __add__(self, other: Gradients) -> Gradients:
-        return self._plus(other, 1)
+        return self.plus(other, 1)
 
     def __sub__(self, other: Gradients) -> Gradients:
-        return self._plus(other, -1)
+        return self.plus(other, -1)
 
     def __mul__(self, factor: float | Tensor) -> Gradients:
         if not self.tensors:
@@ -69,16 +69,9 @@ class Gradients:
 
     __rmul__ = __mul__
 
-    def times_each(self, factors: Mapping[int, float]) -> Gradients:
-        """Return each tensor times the factor under its index."""
-        distinct = {factors[n] for n in self.index}
-        if len(distinct) == 1:
-            return self * distinct.pop()
-        return self.like(self.index, torch._foreach_mul(self.tensors, [factors[n] for n in self.index]))
-
     def only(self, wanted: Collection[int]) -> Gradients:
         """Return those of the tensors whose index is wanted."""
-        if len(wanted) >= len(self.index) and all(n in wanted for n in self.index):
+        if all(map(wanted.__contains__, self.index)):
             return self
         pairs = [(n, t) for n, t in self if n in wanted]
         return self.like([n for n, _ in pairs], [t for _, t in pairs])
@@ -119,15 +112,17 @@ class Gradients:
         wide = torch.float64 if torch.float64 in dtypes else torch.float32
         dtype = wide if dtypes.intersection(_HALF) else None
         norms = list(torch._foreach_norm(self.tensors, 2, dtype=dtype))
-        first = norms[0]
-        if any(n.device != first.device or n.dtype != first.dtype for n in norms):
+        if len(dtypes) > 1 or len({t.device for t in self.tensors}) > 1:
             widest = max((n.dtype for n in norms), key=lambda d: torch.finfo(d).bits)
-            norms = [n.to(first.device, widest) for n in norms]
+            norms = [n.to(norms[0].device, widest) for n in norms]
         return torch.stack(norms)
 
-    def plus(self, other: Gradients, factor: float) -> Gradients:
-        """Return self + factor * other, in one go."""
-        return self._plus(other, factor)
+    def sub_(self, other: Gradients) -> Gradients:
+        """Return self - other: in place, where nobody else has this memory."""
+        if not self.fresh or self is other or self.index != other.index:
+            return self - other
+        torch._foreach_sub_(self.tensors, other.tensors)
+        return self
 
     def scale_(self, factor: float) -> Gradients:
         """Multiply in place, where nobody else has this memory."""
@@ -138,17 +133,20 @@ class Gradients:
         torch._foreach_mul_(self.tensors, factor)
         return self
 
-    def _plus(self, other: Gradients, sign: float) -> Gradients:
+    def plus(self, other: Gradients, factor: float) -> Gradients:
+        """Return self + factor * other, in one go."""
         shared = self.shared and other.shared
         if self.index == other.index:
-            sums = torch._foreach_add(self.tensors, other.tensors, alpha=sign) if self.tensors else ()
+            sums = torch._foreach_add(self.tensors, other.tensors, alpha=factor) if self.tensors else ()
             return self.like(self.index, sums, shared=shared, fresh=True)
-        mine = dict(iter(self))
-        both = [n for n in other.index if n in mine]
-        new = {n: t if sign == 1 else t * sign for n, t in other if n not in mine}
+        mine, theirs = dict(iter(self)), dict(iter(other))
+        both = [n for n in theirs if n in mine]
         if both:
-            theirs = dict(iter(other))
-            sums = torch._foreach_add([mine[n] for n in both], [theirs[n] for n in both], alpha=sign)
+            sums = torch._foreach_add([mine[n] for n in both], [theirs[n] for n in both], alpha=factor)
             mine.update(zip(both, sums, strict=True))
-        mine.update(new)
-        return (self if self.index else other).like(list(mine), list(mine.values()), shared=shared)
+        mine.update({n: t if factor == 1 else t * factor for n, t in theirs.items() if n not in mine})
+        return (self if self.index else other).like(mine, mine.values(), shared=shared)
+
+
+NONE = Gradients()
+"""No gradient of any tensor."""

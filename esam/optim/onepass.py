@@ -11,7 +11,7 @@ from torch.optim import SGD, Optimizer
 
 from .checks import checked_number
 from .gradients import Gradients
-from .optimizer import PERTURB_KEY, RHO_KEY, StandIn
+from .optimizer import StandIn
 from .perturb import l2_ascent, perturbed
 
 _MOMENTUM = ("momentum_buffer", "exp_avg")
@@ -72,16 +72,16 @@ class MSAM(StandIn):
         weights: list[Tensor] = []
         index, radii, found, wanted = [], {}, [], False
         for group in self.param_groups:
-            rho = checked_number(RHO_KEY, group.get(RHO_KEY, self.rho)) if group.get(PERTURB_KEY, True) else 0.0
+            rho = self.radius_of(group)
             for p in group["params"]:
                 held = self.state.get(p, {})
                 v = next((held[key] for key in _MOMENTUM if held.get(key) is not None), None)
-                if rho > 0 and v is not None:
+                if rho != 0 and v is not None:
                     index.append(len(weights))
                     weights.append(p)
                     found.append(v)
-                    radii[index[-1]] = rho if group.get("maximize") else -rho
-            wanted = wanted or rho > 0
+                    radii[index[-1]] = -rho
+            wanted = wanted or rho != 0
         if not weights and wanted and self.state:
             raise ValueError(_NO_MOMENTUM)
         if weights:

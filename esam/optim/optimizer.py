@@ -36,6 +36,14 @@ class StandIn(Optimizer, ABC):
     """A ``torch.optim.Optimizer`` whose groups, state and hooks are its base's own."""
 
     base: Optimizer
+    rho: float | None
+
+    def radius_of(self, group: Mapping[str, Any]) -> float:
+        """Return a group's radius; negative where the base maximises: the worst point nearby lies downhill."""
+        if not group.get(PERTURB_KEY, True):
+            return 0.0
+        rho = checked_number(RHO_KEY, group.get(RHO_KEY, self.rho or 0.0))
+        return -rho if group.get("maximize") else rho
 
     def _adopt_hooks(self) -> None:
         super().__setstate__({})  # torch's hook tables, without the copy of the groups that its __init__ makes
@@ -116,6 +124,7 @@ class Wrapper(StandIn):
         # initial_seed() follows torch.manual_seed, and draws nothing from the global stream
         self.generator = torch.Generator().manual_seed(torch.initial_seed() if seed is None else seed)
         self._adopt_hooks()
+        self._initial = {name: getattr(self, name) for name in self.remembered if hasattr(self, name)}
 
     @property
     def model(self) -> nn.Module:
@@ -165,13 +174,13 @@ class Wrapper(StandIn):
         groups[0][f"{_PREFIX}{type(self).__name__}"] = self.generator.get_state()
         groups[0][f"{_PREFIX}steps"] = self.steps
         # a step that nobody has stepped by is not remembered
-        values = [getattr(self, name) for name in self.remembered] if self._step is None else self._step.memory
+        values = self.memory() if self._step is None else self._step.memory
         for name, value in zip(self.remembered, values, strict=True):
             if not isinstance(value, (Gradients, Tensor)):
                 groups[0][_PREFIX + name] = value
                 continue
             known = dict(iter(value) if isinstance(value, Gradients) else enumerate(value))
-            for n, p in enumerate(self._parameters()):  # what is missing is there too: every state looks alike
+            for n, p in enumerate(self.parameters()):  # what is missing is there too: every state looks alike
                 if isinstance(value, Gradients):
                     tensor = torch.zeros_like(p)
                     if n in known:
@@ -208,7 +217,7 @@ class Wrapper(StandIn):
         self.generator.set_state(memory.pop(savers[0]).cpu())
         self._generator_shared = False
         self.steps = int(memory["steps"])
-        parameters = self._parameters()
+        parameters = self.parameters()
         keys = [key for group in groups.values() for key in group["params"]]  # numbers, or names of parameters
         for name in self.remembered:
             found = {n: by_parameter.get(key, {}).get(name) for n, key in enumerate(keys)}
@@ -222,16 +231,23 @@ class Wrapper(StandIn):
             else:
                 setattr(self, name, memory[name])
 
-    _initial: Mapping[str, Any] = {}
-    """What the remembered attributes were after construction."""
-
     def _in_torchs_form(self, saved: dict[str, Any]) -> dict[str, Any]:
         if "param_groups" in saved:
             return saved
-        return {"state": {}, "param_groups": [{"params": list(range(len(self._parameters())))}], _BASE: saved}
+        return {"state": {}, "param_groups": [{"params": list(range(len(self.parameters())))}], _BASE: saved}
 
-    def _parameters(self) -> list[Tensor]:
+    def parameters(self) -> list[Tensor]:
+        """Return all tensors of the optimizer; an index counts them."""
         return [p for group in self.base.param_groups for p in group["params"]]
+
+    def memory(self) -> list[Any]:
+        """Return what is remembered."""
+        return [getattr(self, name) for name in self.remembered]
+
+    def recall(self, memory: list[Any]) -> None:
+        """Remember what ``memory`` returned."""
+        for name, value in zip(self.remembered, memory, strict=True):
+            setattr(self, name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         fresh = {"_ranks": None, "_step": None, "_generator_shared": False}

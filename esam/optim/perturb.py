@@ -13,7 +13,7 @@ from .gradients import Gradients
 Radii = Mapping[int, float]
 """The radius of each tensor, by its index; negative where the base maximises: the worst point nearby lies downhill."""
 
-_HALF = (torch.float16, torch.bfloat16)
+_HALF = {torch.float16, torch.bfloat16}
 
 
 def l2_ascent(g: Gradients, radii: Radii) -> Gradients:
@@ -45,11 +45,13 @@ def along(direction: Gradients, radii: Radii, norm: Tensor) -> Gradients:
     """Return ``rho / norm`` times the direction, tensor by tensor; zero where the norm is zero, inf or NaN."""
     if not direction.tensors:
         return direction
-    if any(t.dtype in _HALF for t in direction.tensors):  # rho / norm may exceed what half precision can hold
+    if not _HALF.isdisjoint([t.dtype for t in direction.tensors]):  # rho / norm may exceed what half precision can hold
         direction = direction.like(direction.index, [t.float() if t.dtype in _HALF else t for t in direction.tensors])
-    inverse = torch.nan_to_num(1 / norm, 0.0, 0.0, 0.0)
-    distinct = {radii[n] for n in direction.index}
-    eps = direction * (inverse * distinct.pop()) if len(distinct) == 1 else direction.times_each(radii) * inverse
+    inverse, rho = torch.nan_to_num(1 / norm, 0.0, 0.0, 0.0), [radii[n] for n in direction.index]
+    if rho.count(rho[0]) == len(rho):
+        eps = direction * (inverse * rho[0])
+    else:
+        eps = direction.like(direction.index, torch._foreach_mul(direction.tensors, rho)) * inverse
     for e in eps.tensors:  # 0 * inf and 0 * NaN
         (torch.view_as_real(e) if e.is_complex() else e).nan_to_num_(0.0, 0.0, 0.0)
     return eps

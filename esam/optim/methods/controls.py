@@ -11,9 +11,10 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..checks import checked_share
+from ..flow import Plan
 from ..gradients import Gradients
 from ..perturb import perturbed
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final

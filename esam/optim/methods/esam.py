@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..batch import Batch
+from ..buffers import has_batch_statistics
 from ..checks import checked_choice, checked_share
+from ..flow import Plan
 from ..gradients import Gradients
 from ..mask import DrawMask, checked_mask
 from ..perturb import Radii, along, l2_ascent
 from ..selection import Candidates, Ranking, checked_ranking, checked_scores, keep_highest, random
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final
@@ -125,7 +127,7 @@ class ESAM(SharpnessAware):
         """Keep the share gamma with the highest scores."""
         scores = checked_scores(self.ranking(batch), batch)
         lonely = len(scores) > 1 and round(self.gamma * len(scores)) < 2
-        return keep_highest(scores, self.gamma, least=2 if lonely and self.has_batch_statistics() else 1)
+        return keep_highest(scores, self.gamma, least=2 if lonely and has_batch_statistics(self.model) else 1)
 
     def known(self) -> set[int]:
         """Return the tensors that have a norm; read back only where the norms are not those of the last step."""

@@ -10,9 +10,10 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..checks import checked_count, checked_number
+from ..flow import Plan
 from ..gradients import Gradients
 from ..perturb import l2_ascent
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final

@@ -8,8 +8,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..checks import checked_choice, checked_count
+from ..flow import Plan
 from ..perturb import adaptive_ascent, l2_ascent
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 _MOMENTUM = ("momentum_buffer", "exp_avg")
 

@@ -9,8 +9,9 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..checks import checked_number
+from ..flow import Plan
 from ..perturb import adaptive_ascent, l2_ascent
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final
@@ -21,18 +22,6 @@ class SAM(SharpnessAware):
         base, model, m, perturbation, loss, seed: As for every method: see ``SharpnessAware``.
         rho: Radius of the neighbourhood. 0.05 is the paper's for ResNets; 0 is the base optimizer itself.
     """
-
-    def __init__(
-        self,
-        base: Optimizer,
-        model: nn.Module,
-        *,
-        rho: float = 0.05,
-        m: int | None = None,
-        perturbation: Literal["rank", "global"] = "rank",
-        **common: Any,
-    ) -> None:
-        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
 
     def finish(self, batch: Batch) -> None:
         """Return g(theta + rho g / ||g||)."""

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..checks import GuidanceWarning, checked_share, warn_caller
+from ..flow import Plan
 from ..perturb import l2_ascent
-from ..step import Plan, SharpnessAware
+from ..step import SharpnessAware
 
 
 @final
@@ -59,7 +60,7 @@ class SliceSAM(SharpnessAware):
         """Return g_B - g_S, and add g_S at theta + eps."""
         self._check_price(batch.subset.samples, batch.samples)
         g_B, g_S = batch.first, batch.subset.first
-        batch.add(g_B - g_S)
+        batch.add(g_B.sub_(g_S))
         with self.at(l2_ascent(g_S, batch.radii)):
             del g_B, g_S  # the second pass needs the memory
             batch.subset.backward()
