@@ -29,7 +29,6 @@ from esam import METHODS
 ROWS = {
     **{name: (name, {}) for name in ("base-ema", "sam", "esam", "esam-random", "slicesam", "ae-sam", "msam")},
     "looksam": ("looksam", {"k": 2}),  # so that both kinds of its steps come up
-    "esam aligned": ("esam", {"ranking": "aligned"}),
     "sam in groups": ("sam", {"m": 4}),
 }
 PARTS = ("plan", "finish")

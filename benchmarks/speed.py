@@ -21,7 +21,7 @@ from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.report.sheets import as_text
 
-FORMS = ("esam:ranking=aligned,mask=suffix", "esam:mask=suffix", "esam-swp:mask=suffix")
+FORMS = ("esam:mask=suffix", "esam-swp:mask=suffix")
 BESIDE_PEERS = ("base", "base-part", "sam", "asam", "looksam", "esam", "esam-swp", "esam-sds", "esam-random")
 
 

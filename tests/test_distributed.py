@@ -56,7 +56,6 @@ ROWS = {
     "looksam": functools.partial(METHODS["looksam"], k=2),
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam, m": functools.partial(METHODS["esam"], m=3),
-    "esam, aligned": functools.partial(METHODS["esam"], ranking="aligned"),
     "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
     "sam, rho 0": METHODS["sam"],
 }

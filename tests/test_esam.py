@@ -11,7 +11,7 @@ from torch import nn
 
 from esam import ESAM, SAM
 from esam.optim.mask import Mask, independent, suffix
-from esam.optim.selection import Candidates, reads_head
+from esam.optim.selection import Candidates
 
 
 def start(lr=0.1, batch=12, **settings):
@@ -165,14 +165,13 @@ def test_requires_grad_is_the_users_own_in_every_pass():
     assert seen == [[True, False, True, True]] * 6
 
 
-@pytest.mark.parametrize("ranking", ["exact", "aligned"])
-def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing(ranking):
+def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing():
     """A branch of the model may rest in a batch; the step is then the base's own, on the kept samples."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"unused": nn.Linear(4, 3), "used": nn.Linear(4, 3)}).double()
     x = torch.randn(6, 4, dtype=torch.float64)
     base = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = ESAM(base, model, gamma=0.5, seed=0, ranking=ranking, mask=(mask := Drawn()))
+    optimizer = ESAM(base, model, gamma=0.5, seed=0, mask=(mask := Drawn()))
     optimizer.step(lambda x: (model["used"](x) + model["unused"](x)).square().sum(1), x)
     mask.picks = (0, 1)
     kept, theta = [], [p.detach().clone() for p in model.parameters()]
@@ -249,36 +248,3 @@ def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
     assert len(calls) == 3
     assert calls[-1][0] == 8
     assert calls[-1][1].tolist() == [1, 2, 3]
-
-
-@pytest.mark.parametrize("scale", [None, 2.0**10])
-def test_the_aligned_ranking_scores_by_the_first_order_rise_in_the_last_layer(scale):
-    p, optimizer = start(gamma=0.25, ranking="aligned")
-    last = [p.model[4].weight, p.model[4].bias]
-    gradients = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(p.closure(torch.tensor([i])).sum(), last)])
-        for i in range(12)
-    ]
-    rises = torch.stack(gradients) @ sum(gradients)
-    p.keeps.clear()
-    seen = []
-    rank = optimizer.ranking
-    optimizer.ranking = reads_head(lambda batch: seen.append(rank(batch)) or seen[-1])
-    optimizer.step(p.closure, scaler=None if scale is None else torch.amp.GradScaler("cpu", init_scale=scale))
-    assert torch.allclose(seen[0], rises, rtol=1e-9)
-    assert len(p.keeps) == 2  # no pass of its own
-    assert not any(layer._forward_hooks for layer in p.model.modules())
-
-
-@pytest.mark.parametrize(
-    "build", [lambda: nn.Conv1d(6, 3, 1), lambda: nn.Sequential(nn.Unflatten(1, (2, 3)), nn.Linear(3, 3))]
-)
-def test_the_aligned_ranking_says_when_there_is_no_last_linear_layer_to_read(build):
-    model = build().double()
-    x = torch.randn(12, 6, 1, dtype=torch.float64) if isinstance(model, nn.Conv1d) else torch.randn(12, 6).double()
-    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, ranking="aligned")
-    before = [w.clone() for w in model.parameters()]
-    with pytest.raises(ValueError, match="exact"):
-        optimizer.step(lambda x: model(x).flatten(1).pow(2).sum(1), x)
-    assert_same(model.parameters(), before)
-    assert not any(layer._forward_hooks for layer in model.modules())

@@ -124,7 +124,7 @@ def test_mean_losses_of_micro_batches_whose_sizes_nobody_gave_count_alike():
 
 
 def test_a_mean_loss_is_refused_where_a_ranking_reads_single_ones():
-    for ranking in ("exact", "aligned", lambda batch: -batch.losses):
+    for ranking in ("exact", lambda batch: -batch.losses):
         p, optimizer = start("esam", ranking=ranking)
         with pytest.raises(ValueError, match="per sample"):
             p.step(optimizer, lambda x, y, p=p: p.loss_of(x, y).mean())

@@ -71,7 +71,7 @@ def methods(draw):
     name = draw(st.sampled_from(TWO_PASSES))
     if METHODS[name].build is ESAM:
         drawn = {"beta": draw(shares), "gamma": draw(shares), "norm": draw(st.sampled_from(["full", "selected"]))}
-        drawn |= {"ranking": draw(st.sampled_from(["exact", "aligned", "random"]))}
+        drawn |= {"ranking": draw(st.sampled_from(["exact", "random"]))}
         drawn |= {"mask": draw(st.sampled_from(["independent", "suffix"]))}
     elif METHODS[name].build is LookSAM:
         drawn = {"k": draw(st.integers(1, 3))}

@@ -250,7 +250,7 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path):
         ({"schedule": "cosin"}, "got 'cosin'. Did you mean 'cosine'"),
         ({"optimizer": "adam"}, "got 'adam'. Did you mean 'adamw'"),
         ({"device": "gpu"}, "device must be auto, cpu or one that torch finds here, got 'gpu'"),
-        ({"method": "esam", "settings": {"ranking": "exat"}}, "ranking must be one of exact, aligned, random"),
+        ({"method": "esam", "settings": {"ranking": "exat"}}, "ranking must be one of exact, random"),
         ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"train_size": 10**6}, r"train_size must be in 1..1438"),
         ({"label_noise": 20}, "for 20 % write 0.2"),

@@ -12,7 +12,7 @@ from .buffers import has_batch_statistics
 from .gradients import NONE, Gradients
 from .perturb import PassNeeded, Radii
 from .pieces import UNCOUNTED, Pass, Piece, reduced
-from .selection import Candidates, HeadRecorder
+from .selection import Candidates
 
 if TYPE_CHECKING:
     from .flow import Step
@@ -39,7 +39,6 @@ class Batch:
         self.last = True
         """Whether no other batch follows in this step: with ``m``, there may be several."""
         self.pieces: list[Piece] = []
-        self.recorder: HeadRecorder | None = None
         self.share = 1.0
         """What this batch's gradient counts for in the step's: less than 1 where there are several."""
         self._unit = 0
@@ -179,9 +178,8 @@ class Batch:
                 self._run(piece, again.append, graph=False, result=again)
             return sign * torch.cat(again)
 
-        head = None if self.recorder is None else self.recorder.head(numbers)
         losses = sign * torch.cat([piece.losses for piece in pieces])
-        return Candidates(losses, perturbed_losses, step.sample_generator, head)
+        return Candidates(losses, perturbed_losses, step.sample_generator)
 
     def _run(
         self, piece: Piece, accept: Callable[[Tensor], None], *, result: list[Tensor] | None = None, **how: Any

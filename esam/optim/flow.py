@@ -19,7 +19,7 @@ from .closures import Bindings
 from .gradients import Gradients
 from .perturb import PassNeeded, Radii, perturbed
 from .pieces import UNCOUNTED, Pass, Piece, random_state, reduced, set_random_state
-from .selection import HeadRecorder, drawn_subset
+from .selection import drawn_subset
 
 if TYPE_CHECKING:
     from .step import SharpnessAware
@@ -37,8 +37,6 @@ class Plan:
     """Whether the samples outside the subset run at theta."""
     plain: bool = False
     """The step is the base's own, and ``finish`` only adds to its gradient, ``batch.gradient``."""
-    head: bool = False
-    """Whether a ranking reads what the last linear layer saw."""
     at: Gradients | None = None
     """An eps that needs no gradient: the only pass runs at theta + eps, and ``finish`` is not called."""
 
@@ -194,9 +192,6 @@ class Step:
 
         Nothing is computed for tensors that are not wanted, and backward stops at the earliest that is.
         """
-        recorder = None
-        if self.plan is not None and self.plan.head and again:
-            recorder = batches[0].recorder = batches[0].recorder or HeadRecorder(self.optimizer.model)
         plain = batches[0] is self.plain
         index = self._trainable() if plain else self.wanted
 
@@ -204,19 +199,13 @@ class Step:
             loss, inputs = reduced(losses, self.loss), [self.parameters[n] for n in index]
             if not plain:
                 self.losses.append((loss.detach(), piece.size))
-            if recorder is not None:
-                inputs.append(recorder.take_output(len(losses)))
-            found = self.grad.gradients(loss, inputs)
-            if recorder is not None:
-                each = 1 if self.loss == "sum" else len(losses)
-                recorder.give_gradient(found.pop(), each if self.grad.scale is None else each / self.grad.scale)
-            gradients = self.ranks.named(index, found, self.grad.sparse)
+            gradients = self.ranks.named(index, self.grad.gradients(loss, inputs), self.grad.sparse)
             if not plain and self.plan is not None and self.plan.tensors is not None:
                 gradients = gradients.only(self.plan.tensors)
             for batch in dict.fromkeys(batches):
                 batch.add_first(piece, gradients, again=again)
 
-        return Pass(self, piece, accept, first=True, quiet=quiet, recorder=recorder)
+        return Pass(self, piece, accept, first=True, quiet=quiet)
 
     # The passes of finish -------------------------------------------------------------------------------------------
 

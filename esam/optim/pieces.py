@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from .indexing import EVERYTHING, Dims, joined, size_of_each, take_each
-from .selection import HeadRecorder
 
 if TYPE_CHECKING:
     from .flow import Step
@@ -151,10 +150,9 @@ class Pass:
         sync: bool = False,
         quiet: bool = True,
         graph: bool = True,
-        recorder: HeadRecorder | None = None,
     ) -> None:
         self.step, self.piece, self.accept, self.keep = step, piece, accept, keep
-        self.first, self.sync, self.quiet, self.graph, self.recorder = first, sync, quiet, graph, recorder
+        self.first, self.sync, self.quiet, self.graph = first, sync, quiet, graph
         self._undo: list[Callable[[], Any]] = []
 
     def __call__(self) -> None:
@@ -172,8 +170,6 @@ class Pass:
         if not self.sync and (no_sync := step.ranks.no_sync()) is not None:
             undo.append(lambda: no_sync.__exit__(None, None, None))
             no_sync.__enter__()
-        if self.recorder is not None:
-            undo.append(self.recorder.attach().remove)
         if self.quiet:
             step.keep_buffers(undo)
         else:

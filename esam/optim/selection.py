@@ -4,20 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
-
-
-@dataclass(frozen=True)
-class Head:
-    """The model's last linear layer at theta, sample by sample."""
-
-    inputs: Tensor
-    """What entered the layer, shape (batch, features)."""
-    gradients: Tensor
-    """The gradient of each sample's own loss at the layer's output, shape (batch, outputs)."""
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -30,8 +19,6 @@ class Candidates:
     """Run the batch forward at theta + eps and return the loss of each sample: costs one forward pass."""
     new_generator: Callable[[], torch.Generator]
     """Return ``generator``; drawn only where it is asked for."""
-    head: Head | None = None
-    """What the last linear layer saw at theta; only for rankings marked by ``reads_head``."""
 
     @property
     def generator(self) -> torch.Generator:
@@ -53,27 +40,7 @@ def random(batch: Candidates) -> Tensor:
     return torch.rand(len(batch.losses), generator=batch.generator, device="cpu").to(batch.losses.device)
 
 
-def reads_head(ranking: Ranking) -> Ranking:
-    """Mark a ranking that reads ``Candidates.head``."""
-    ranking.reads_head = True  # type: ignore[attr-defined]
-    return ranking
-
-
-@reads_head
-def aligned(batch: Candidates) -> Tensor:
-    """Score by the product of the sample's gradient with the batch's in the last linear layer: free, for any loss.
-
-    To first order and up to a factor, it is the rise that the layer's part of SAM's eps brings.
-    """
-    assert batch.head is not None, "a ranking marked by reads_head is given the head"
-    # in float32 at least, and outside of autocast: products of gradients overflow half precision
-    with torch.autocast(batch.losses.device.type, enabled=False):
-        inputs, gradients = (_at_least_float32(t) for t in (batch.head.inputs, batch.head.gradients))
-        moved = inputs @ (inputs.T @ gradients) + gradients.sum(0)  # how the layer's outputs move along that eps
-        return (gradients * moved).sum(1)
-
-
-RANKINGS: dict[str, Ranking] = {"exact": exact, "aligned": aligned, "random": random}
+RANKINGS: dict[str, Ranking] = {"exact": exact, "random": random}
 
 
 def keep_highest(scores: Tensor, gamma: float, least: int = 1) -> Tensor:
@@ -113,52 +80,3 @@ def checked_scores(scores: object, batch: Candidates) -> Tensor:
         got = f"shape {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
         raise ValueError(f"the ranking returned {got}; return one score for each sample: a tensor of shape {shape}")
     return scores
-
-
-class HeadRecorder:
-    """Records what the model's last ``nn.Linear`` sees in the first pass: a hook, and one more input of backward."""
-
-    def __init__(self, model: nn.Module) -> None:
-        layers = [layer for layer in model.modules() if isinstance(layer, nn.Linear)]
-        if not layers:
-            raise ValueError('ranking="aligned" reads the last nn.Linear of the model, and there is none; use "exact"')
-        self._layer = layers[-1]
-        self._inputs: list[Tensor] = []
-        self._outputs: list[Tensor] = []
-        self._gradients: list[Tensor] = []
-
-    def attach(self) -> Any:
-        """Record from now on; return the handle whose ``remove`` ends it."""
-
-        def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
-            if not output.requires_grad:  # no weight before it takes part in this pass
-                output = output.detach().requires_grad_().clone()
-            self._inputs.append(inputs[0].detach())
-            self._outputs.append(output)
-            return output
-
-        return self._layer.register_forward_hook(record)
-
-    def take_output(self, samples: int) -> Tensor:
-        """Return the output of the pass just run, to be differentiated too."""
-        if len(self._outputs) != 1 or self._outputs[0].dim() != 2 or len(self._outputs[0]) != samples:
-            shapes = [tuple(output.shape) for output in self._outputs]
-            raise ValueError(
-                f'ranking="aligned" reads the last nn.Linear of the model, called once with one row a sample; it gave '
-                f'{shapes} for {samples} samples; use "exact"'
-            )
-        return self._outputs.pop()
-
-    def give_gradient(self, gradient: Tensor | None, factor: float | Tensor) -> None:
-        """Take the gradient at that output; times ``factor`` it is that of each sample's own loss."""
-        assert gradient is not None, "the output was asked for"
-        self._gradients.append(_at_least_float32(gradient) * factor)
-
-    def head(self, pieces: list[int]) -> Head:
-        """Return what was recorded in these pieces of the batch, joined."""
-        inputs, gradients = ([seen[i] for i in pieces] for seen in (self._inputs, self._gradients))
-        return Head(torch.cat(inputs), torch.cat(gradients))
-
-
-def _at_least_float32(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -32,7 +32,6 @@ class ESAM(SharpnessAware):
         beta: Probability that a tensor is perturbed (SWP), in (0, 1]; 1 leaves SDS alone. The paper's 0.6, 0.5 for WRN.
         gamma: Share of the batch that takes the second pass (SDS), in (0, 1]; 1 leaves SWP alone. The paper's 0.5.
         ranking: How the samples are chosen: "exact" (by the rise of the loss, as the paper; one more forward pass),
-            "aligned" (by the product of the sample's gradient with the batch's in the last linear layer; free),
             "random" (free), or a function of ``Candidates`` that returns one score a sample.
         mask: How tensors are drawn: "independent", each with probability beta, as the paper; "suffix", a run from a
             random depth to the output with mean share beta, so that the first backward stops early; or a function.
@@ -79,8 +78,7 @@ class ESAM(SharpnessAware):
 
     def plan(self) -> Plan:
         """Draw the tensors to perturb: lines 3 and 4 of Algorithm 1."""
-        head = self.gamma < 1 and getattr(self.ranking, "reads_head", False)
-        return Plan(tensors=None if self.beta == 1 else self.draw(self.radii()), head=head)
+        return Plan(tensors=None if self.beta == 1 else self.draw(self.radii()))
 
     def finish(self, batch: Batch) -> None:
         """Perturb, select, and take the second pass: lines 5 to 11 of Algorithm 1; the base takes line 12."""
