@@ -200,7 +200,7 @@ def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
         axis.set_xlabel("points of accuracy" if task.sign == 1 else "loss saved", fontsize=8)
         axis.tick_params(labelsize=8)
     axes[0][0].set_yticks(range(len(roles)), [title(role) for role in reversed(roles)])
-    drawn.suptitle("Gain over the best base within an arm's time; bars: one-sided 95 % bounds", fontsize=9)
+    drawn.suptitle("Gain over the best base within an arm's time\n(bars: one-sided 95 % bounds)", fontsize=9)
     drawn.tight_layout()
     drawn.savefig(path, dpi=150)
     plt.close(drawn)
