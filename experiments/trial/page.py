@@ -136,7 +136,7 @@ def settings(task: Task) -> str:
     """Return what an arm of the final ran with, in one line."""
     parts = []
     for role in ("base", "sam", OWN, "ascent", "msam"):
-        if task.runs[role]:
+        if task.runs.get(role):
             run = next(iter(task.runs[role].values()))
             radius = "" if run["rho"] is None else f", rho {run['rho']:g}"
             parts.append(f"{title(role)}: {run['epochs']:g} epochs{radius}")
@@ -183,14 +183,14 @@ def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    roles = [role for role in tasks[0].runs if role not in ("base", EQUAL, LONGER)]
+    shown = dict.fromkeys(role for task in tasks for role in task.runs)
+    roles = [role for role in shown if role not in ("base", EQUAL, LONGER)]
     drawn, axes = plt.subplots(
         1, len(tasks), figsize=(2.4 * len(tasks) + 2.2, 0.32 * len(roles) + 1.6), sharey=True, squeeze=False
     )
     for axis, task in zip(axes[0], tasks, strict=True):
         for place, role in enumerate(reversed(roles)):
-            found = task.over(role, task.rival(role))
-            if found.values:
+            if role in task.runs and (found := task.over(role, task.rival(role))).values:
                 colour = "#7e2afc" if role.startswith("slicesam") else "#d17a12" if role == "sam" else "#66707d"
                 reach = found.reach if len(found.values) > 1 else 0
                 axis.errorbar(found.mean, place, xerr=reach, fmt="o", color=colour, capsize=2, markersize=4)

@@ -17,9 +17,9 @@ Score = Callable[[dict[str, Any]], float]
 
 PILOT_SEEDS, TUNE_SEEDS, FINAL_SEEDS = (0,), (100, 101), (1000, 1001, 1002, 1003, 1004, 1005)
 MORE_SEEDS = (1006, 1007)
-TUNED = ("base", "sam", "slicesam", "ascent", "base-ema", "msam")
+TUNED = ("base", "sam", "slicesam", "base-ema", "msam")
 SMALL = ("noisy", "vit", "gpt", "finetune", "cifar10")  # one after the other: what is judged is complete
-LAST = ("rwp",)  # tuned when all others have run, by the stage "last"; in the final as soon as it is tuned
+LAST = ("ascent", "rwp")  # tuned when all others have run, by the stage "last"; in the final as soon as they are tuned
 
 
 class Missing(Exception):
@@ -158,16 +158,15 @@ def roles(records: Records, task: str) -> dict[str, Run]:
         "base, twice as long": replace(base, epochs=base.epochs * 2),
         "slicesam": own,
         "slicesam, defaults": replace(base, arm="slicesam", rho=ARMS["slicesam"].rho),
-        "ascent": replace(tuned(records, task, "ascent"), stage="final"),
         "base-ema": replace(tuned(records, task, "base-ema"), stage="final"),
         "msam": replace(tuned(records, task, "msam"), stage="final"),
         "esam": replace(sam, arm="esam"),
-        "sam-groups": replace(sam, arm="sam-groups"),
-        "esam-swp": replace(sam, arm="esam-swp"),
     }
     for arm in LAST:
         with suppress(Missing):
             found[arm] = replace(tuned(records, task, arm), stage="final")
+    if "ascent" in found:
+        found |= {arm: replace(sam, arm=arm) for arm in ("sam-groups", "esam-swp")}
     return found
 
 
