@@ -320,9 +320,8 @@ def test_sam_with_muon_as_base_steps_by_sams_gradient():
 
 
 def test_the_spectral_eps_moves_every_direction_of_a_matrix_alike_and_follows_the_rate():
-    muon = runpy.run_path(str(ROOT / "examples" / "muon.py"))
     model, seen = nn.Linear(6, 4, bias=False), []
-    optimizer = muon["SpectralSAM"](torch.optim.Muon(model.parameters(), lr=0.02), model, relative=0.5)
+    optimizer = esam.SAM(torch.optim.Muon(model.parameters(), lr=0.02), model, geometry="spectral", rho=0.5)
     theta = model.weight.detach().clone()
 
     def loss_of(x, y):

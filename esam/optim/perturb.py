@@ -41,6 +41,27 @@ def adaptive_ascent(g: Gradients, radii: Radii, weights: Sequence[Tensor], *, et
     return along(g.like(g.index, torch._foreach_mul(scaled, t)), radii, norm)
 
 
+def spectral_ascent(g: Gradients, radii: Radii) -> Gradients:
+    """Return the worst eps in the ball of the spectral norm, Muon's own: ``rho U V^T``, g = U S V^T, matrix by matrix.
+
+    A vector is one column, a filter one row; a gradient without direction gives eps = 0.
+
+    >>> spectral_ascent(Gradients([0], [torch.diag(torch.tensor([3.0, -2.0]))]), {0: 0.5}).tensors
+    [tensor([[ 0.5000,  0.0000],
+            [ 0.0000, -0.5000]])]
+    """
+    g = g.only(radii)
+    return g.like(g.index, [_polar(t) * radii[n] for n, t in g])
+
+
+def _polar(g: Tensor) -> Tensor:
+    matrix = g.reshape(g.shape[0] if g.dim() else 1, -1).nan_to_num(0.0, 0.0, 0.0)
+    u, s, vh = torch.linalg.svd(matrix.float() if g.dtype in _HALF else matrix, full_matrices=False)
+    directions = s > s.max() * torch.finfo(s.dtype).eps * max(matrix.shape)
+    polar: Tensor = (u * directions) @ vh + 0.0
+    return polar.view_as(g)
+
+
 def along(direction: Gradients, radii: Radii, norm: Tensor) -> Gradients:
     """Return ``rho / norm`` times the direction, tensor by tensor; zero where the norm is zero, inf or NaN."""
     if not direction.tensors:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal, final
 
 from torch import nn
 from torch.optim import Optimizer
 
 from ..batch import Batch
-from ..checks import checked_number
+from ..checks import checked_choice, checked_number
 from ..flow import Plan
-from ..perturb import adaptive_ascent, l2_ascent
+from ..gradients import Gradients
+from ..perturb import adaptive_ascent, l2_ascent, spectral_ascent
 from ..step import SharpnessAware
 
 
@@ -21,12 +23,41 @@ class SAM(SharpnessAware):
     Args:
         base, model, m, perturbation, loss, seed: As for every method: see ``SharpnessAware``.
         rho: Radius of the neighbourhood. 0.05 is the paper's for ResNets; 0 is the base optimizer itself.
+        geometry: The neighbourhood's form: "l2", one ball for all weights; or "spectral", for Muon as base: each matrix
+            moves along all its directions alike, by ``rho`` times its group's learning rate. No trial has compared
+            the two.
     """
+
+    def __init__(
+        self,
+        base: Optimizer,
+        model: nn.Module,
+        *,
+        rho: float = 0.05,
+        m: int | None = None,
+        geometry: Literal["l2", "spectral"] = "l2",
+        perturbation: Literal["rank", "global"] = "rank",
+        **common: Any,
+    ) -> None:
+        self.geometry = checked_choice("geometry", geometry, ("l2", "spectral"))
+        super().__init__(base, model, rho=rho, m=m, perturbation=perturbation, **common)
+
+    @staticmethod
+    def ineffective(settings: Mapping[str, Any]) -> set[str]:
+        """Return the geometry where it is SAM's own."""
+        return {"geometry"} if settings.get("geometry", "l2") == "l2" else set()
 
     def finish(self, batch: Batch) -> None:
         """Return g(theta + rho g / ||g||)."""
-        with self.at(l2_ascent(batch.first, batch.radii)):
+        with self.at(l2_ascent(batch.first, batch.radii) if self.geometry == "l2" else self._spectral(batch)):
             batch.backward()
+
+    def _spectral(self, batch: Batch) -> Gradients:
+        """Return lr rho U V^T."""
+        if self.ranks.sharded:
+            raise ValueError('geometry="spectral" needs whole matrices, and these are sharded; leave it out')
+        rates = [float(group["lr"]) for group in self.param_groups for _ in group["params"]]
+        return spectral_ascent(batch.first, {n: rho * rates[n] for n, rho in batch.radii.items()})
 
 
 @final
