@@ -41,7 +41,6 @@ class Batch:
         self.pieces: list[Piece] = []
         self.share = 1.0
         """What this batch's gradient counts for in the step's: less than 1 where there are several."""
-        self._unit = 0
         self.log: list[Any] | None = None
         """Results of the passes that the caller's loop has run for ``finish``, which is called again for each."""
         self.replayed = 0
@@ -112,23 +111,20 @@ class Batch:
 
     def add_first(self, piece: Piece, gradients: Gradients, *, again: bool) -> None:
         """Take the gradient of a piece at theta in; ``again``: the piece can be run once more."""
-        count = piece.size
-        self._unit = self._unit or count
-        weight = 1.0 if self._step.loss == "sum" else count / self._unit
-        if self.first:
-            self.first = self.first.plus(gradients, weight)
+        self.samples += piece.size
+        if self._step.loss == "sum":
+            self.first = self.first + gradients
         else:
-            self.first = gradients if weight == 1 else gradients * weight
-        self.samples += count
+            self.first = self.first.averaged(gradients, piece.size / self.samples)
         if again:
             self.pieces.append(piece)
 
     def close(self) -> None:
-        """Make ``first`` the gradient of the mean over all samples, unscaled."""
-        if self.samples:
-            factor = (self._whole.samples if self._step.loss == "sum" else self._unit) / self.samples
-            scale = self._step.grad.scale
-            self.first = self.first.scale_(factor) if scale is None else self.first * (1 / scale * factor)
+        """Make ``first`` what the gradient of the whole batch would be in its place, unscaled."""
+        if self._step.loss == "sum" and self.samples < self._whole.samples:
+            self.first = self.first * (self._whole.samples / max(1, self.samples))
+        if self._step.grad.scale is not None:
+            self.first = self.first * (1 / self._step.grad.scale)
 
     def _backward_by(self, part: float) -> Callable[[Tensor], None]:
         def backward(losses: Tensor) -> None:

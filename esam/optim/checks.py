@@ -10,6 +10,8 @@ import warnings
 
 def checked_number(name: str, value: object) -> float:
     """Return a finite number >= 0."""
+    if type(value) is float and 0 <= value < math.inf:  # every step asks
+        return value
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or not math.isfinite(value) or value < 0:
         remark = " (0 is the base optimizer itself)" if name.endswith("rho") else ""
         raise ValueError(f"{name} must be a finite number >= 0{remark}, got {value!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .gradients import Gradients
 
 _NOTHING = nullcontext()
+_DISTRIBUTED = torch.distributed.is_available()
 
 
 class SingleProcess:
@@ -50,13 +51,18 @@ class SingleProcess:
 
         The index of each that was sparse goes into ``sparse``.
         """
+        if all(t is not None and not t.is_sparse for t in tensors):
+            return self._gradients(index, tensors)
         found = {n: t for n, t in zip(index, tensors, strict=True) if t is not None}
         for n in [n for n, t in found.items() if t.is_sparse]:
             found[n] = found[n].to_dense()
             if sparse is not None:
                 sparse.add(n)
+        return self._gradients(found, found.values())
+
+    def _gradients(self, index: Iterable[int], tensors: Iterable[Any]) -> Gradients:
         sum_over_shards = self._sum_over_shards if self._shard_groups else None
-        return Gradients(found, found.values(), shared=not self.replicated, sum_over_shards=sum_over_shards)
+        return Gradients(index, tensors, shared=not self.replicated, sum_over_shards=sum_over_shards)
 
     def mean(self, gradients: Gradients, parameters: Sequence[Tensor]) -> Gradients:
         """Return the gradients averaged over the ranks; one that is missing on a rank counts as zero there."""
@@ -243,8 +249,9 @@ def refusing_hidden_replicas(model: nn.Module, ranks: SingleProcess) -> Abstract
         if nn.parallel.DistributedDataParallel._active_ddp_module is not None:
             raise ValueError("DistributedDataParallel runs the model: pass it to the optimizer, not the bare model")
 
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return model.register_forward_pre_hook(refuse) if distributed and type(ranks) is SingleProcess else _NOTHING
+    if type(ranks) is not SingleProcess or not _DISTRIBUTED or not torch.distributed.is_initialized():
+        return _NOTHING
+    return model.register_forward_pre_hook(refuse)
 
 
 def refuse_reentrant_checkpoints(loss: Tensor) -> None:

@@ -124,14 +124,17 @@ class Gradients:
         torch._foreach_sub_(self.tensors, other.tensors)
         return self
 
-    def scale_(self, factor: float) -> Gradients:
-        """Multiply in place, where nobody else has this memory."""
-        if factor == 1 or not self.tensors:
+    def averaged(self, other: Gradients, weight: float) -> Gradients:
+        """Return (1 - weight) self + weight other: in place, where nobody else has this memory."""
+        if weight == 1:
+            return other
+        if self.index != other.index:
+            return (self * (1 - weight)).plus(other, weight)
+        if self.fresh:
+            torch._foreach_lerp_(self.tensors, other.tensors, weight)
             return self
-        if not self.fresh:
-            return self * factor
-        torch._foreach_mul_(self.tensors, factor)
-        return self
+        mixed = torch._foreach_lerp(self.tensors, other.tensors, weight)
+        return self.like(self.index, mixed, shared=self.shared and other.shared, fresh=True)
 
     def plus(self, other: Gradients, factor: float) -> Gradients:
         """Return self + factor * other, in one go."""
