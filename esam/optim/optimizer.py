@@ -81,6 +81,12 @@ class StandIn(Optimizer, ABC):
     register_load_state_dict_pre_hook = _of_base("register_load_state_dict_pre_hook")
     register_load_state_dict_post_hook = _of_base("register_load_state_dict_post_hook")
 
+    def __getattr__(self, name: str) -> Any:
+        # schedule_free's bases have them, and trainers call them where an optimizer has them
+        if name in ("train", "eval") and "base" in vars(self):
+            return getattr(self.base, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __getstate__(self) -> dict[str, Any]:
         # a scheduler's wrapper around step, and hooks, stay behind, as they do for torch's own optimizers
         return {k: v for k, v in self.__dict__.items() if k != "step" and not k.startswith("_optimizer_")}
