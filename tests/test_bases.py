@@ -153,6 +153,12 @@ def of_package(name, **settings):
     return wrap
 
 
+def schedule_free(base):
+    made = pytest.importorskip("schedulefree").SGDScheduleFree(base.param_groups, lr=0.1)
+    made.train()
+    return made
+
+
 WRAPPERS = {
     "without Optimizer.__init__": Unhooked,
     "a step replaced on the instance": replaced_step,
@@ -162,6 +168,7 @@ WRAPPERS = {
     "OrthoGrad": of_package("OrthoGrad"),
     "ScheduleFreeWrapper": of_package("ScheduleFreeWrapper"),
     "TRAC": of_package("TRAC"),
+    "schedulefree": schedule_free,
 }
 
 

@@ -126,6 +126,49 @@ def test_looksam_on_a_linear_loss_is_the_base(dtype):
     assert_same(ends[0], ends[1], atol=20 * torch.finfo(dtype).eps)
 
 
+def test_looksam_reuses_dense_gradients_and_leaves_sparse_ones_as_they_are():
+    torch.manual_seed(0)
+    words, head = nn.Embedding(10, 4, sparse=True).double(), nn.Linear(4, 3).double()
+    model, x, y = nn.Sequential(words, head), torch.randint(0, 10, (12,)), torch.randint(0, 3, (12,))
+    optimizer = LookSAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=0.3, k=2, alpha=0.7)
+    weights = list(model.parameters())
+
+    def losses(keep):
+        return F.cross_entropy(model(x[keep]), y[keep], reduction="none")
+
+    g = [a.to_dense() for a in reference.gradient(losses, weights)]
+    eps = [0.3 * a / reference.norm(g) for a in g]
+    s = [a.to_dense() for a in reference.at_perturbed(losses, weights, eps)]
+    optimizer.step(losses)
+    assert_same([w.grad.to_dense() for w in weights], s, 1e-13)
+    along = sum(float((a * b).sum()) for a, b in zip(s[1:], g[1:], strict=True)) / reference.norm(g[1:]) ** 2
+    v = [a - along * b for a, b in zip(s[1:], g[1:], strict=True)]
+    factor = 0.7 * reference.norm(g[1:]) / reference.norm(v)
+    optimizer.step(losses)
+    assert words.weight.grad.is_sparse
+    expected = [g[0], *(a + factor * b for a, b in zip(g[1:], v, strict=True))]
+    assert_same([w.grad.to_dense() for w in weights], expected, 1e-13)
+
+
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
+def test_complex_weights_train_as_their_pairs_of_real_numbers(name):
+    ends = []
+    for paired in (False, True):
+        torch.manual_seed(0)
+        pairs, x = torch.randn(4, 2, dtype=torch.float64), torch.randn(12, 6, dtype=torch.float64)
+        model = nn.ParameterList([pairs if paired else torch.view_as_complex(pairs), torch.randn(6).double()])
+        optimizer = METHODS[name](torch.optim.SGD(model.parameters(), lr=0.1), model, seed=3, rho=0.3)
+
+        def loss_of(x, model=model, paired=paired):
+            weight = torch.view_as_complex(model[0]) if paired else model[0]
+            return (torch.fft.irfft(weight * torch.fft.rfft(x), n=6).tanh() @ model[1]).square()
+
+        for _ in range(6):
+            optimizer.step(loss_of, x)
+        ends.append([model[0] if paired else torch.view_as_real(model[0]), model[1]])
+    assert_same(*ends, 1e-13)
+
+
 @pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
 def test_maximising_is_minimising_the_negative_bit_for_bit(name):
     ends = []
