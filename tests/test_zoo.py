@@ -165,6 +165,34 @@ def standardised(self, x):
     return x - self.mean
 
 
+def statistics(write):
+    """Keep a mean, which ``write`` writes in its own way, and count the batches."""
+
+    def run(self, x):
+        if self.training:
+            write(self, 0.9 * self.mean + 0.1 * x.detach().mean(0))
+            self.seen += 1
+        return x + self.mean
+
+    return layer(run, mean=double(lambda: torch.zeros(6)), seen=lambda: torch.tensor(0))
+
+
+def queue(self, x):
+    """Remember the last six features, and where the next one goes."""
+    out = x + 0.1 * self.rows.clone().mean(0)
+    for row in x.detach()[:2]:
+        self.rows[int(self.place)] = row
+        self.place[0] = (self.place[0] + 1) % 6
+    return out
+
+
+def growing(self, x):
+    """Keep every mean: the buffer itself grows."""
+    out = x + 0.1 * self.means.mean(0)
+    self.means.data = torch.cat([self.means, x.detach().mean(0, keepdim=True)])
+    return out
+
+
 class StraightThrough(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -210,7 +238,17 @@ ZOO |= {
     "binary by a function of one's own": flat(
         lin(6, 6), layer(lambda self, x: StraightThrough.apply(x)), lin(6, CLASSES)
     ),
-    "buffers only": flat(layer(standardised, mean=double(lambda: torch.zeros(6))), lin(6, 6), nn.Tanh, lin(6, CLASSES)),
+    "statistics replaced": flat(
+        layer(standardised, mean=double(lambda: torch.zeros(6))), lin(6, 6), nn.Tanh, lin(6, CLASSES)
+    ),
+    "statistics in place": flat(statistics(lambda self, value: self.mean.data.copy_(value)), *HEAD),
+    "statistics by their data": flat(statistics(lambda self, value: setattr(self.mean, "data", value)), *HEAD),
+    "queue": flat(
+        layer(queue, rows=double(lambda: torch.zeros(6, 6)), place=lambda: torch.zeros(1, dtype=torch.long)), *HEAD
+    ),
+    "growing queue": flat(layer(growing, means=double(lambda: torch.zeros(1, 6))), *HEAD),
+    "cumulative batchnorm": flat(lambda: nn.BatchNorm1d(6, momentum=None), *HEAD),
+    "old spectral norm": flat(lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), nn.Tanh, lin(6, CLASSES)),
     "a scalar parameter": flat(
         lin(6, 6), layer(lambda self, x: self.scale * x, scale=parameter()), nn.Tanh, lin(6, CLASSES)
     ),
@@ -346,6 +384,7 @@ def flags_of(model):
     return [p.requires_grad for p in model.parameters()], [module.training for module in model.modules()]
 
 
+@pytest.mark.filterwarnings("ignore:.*spectral_norm.*:FutureWarning")
 @pytest.mark.parametrize("animal", ZOO)
 def test_three_steps_are_those_of_the_papers_loops(animal):
     for name, (literal, settings) in METHODS_BY_HAND.items():
@@ -356,7 +395,7 @@ def test_three_steps_are_those_of_the_papers_loops(animal):
         torch.manual_seed(0)
         by_hand = ByHand(literal(), *ZOO[animal]())
         optimizer = METHODS[name](torch.optim.SGD(model.parameters(), lr=LR), model, seed=3, rho=RHO, **settings)
-        flags = flags_of(model)
+        flags, buffers = flags_of(model), dict(model.named_buffers())
         for step in range(3):
             torch.manual_seed(step)
             loss = optimizer.step(closure)
@@ -371,6 +410,8 @@ def test_three_steps_are_those_of_the_papers_loops(animal):
             ):
                 torch.testing.assert_close(one, two, rtol=0, atol=tolerance(model))
         assert flags_of(model) == flags
+        if animal != "statistics replaced":  # buffers stay the tensors that others may hold
+            assert all(b is buffers[n] for n, b in model.named_buffers())
         before = [(p.data_ptr(), p.detach().clone()) for p in model.parameters()]
         optimizer.param_groups[0]["lr"] = 0.0
         optimizer.step(closure)
