@@ -48,7 +48,7 @@ from two_ranks import (
     why_refused,
 )
 
-from esam import ESAM, METHODS, SAM
+from esam import METHODS, SAM
 from esam.optim import reference
 
 pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -511,7 +511,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    return on_two_ranks(folder, functools.partial(cases, folder=folder))
+    return on_two_ranks(folder, functools.partial(cases, folder=folder), seconds=600)
 
 
 # What must hold of both -----------------------------------------------------------------------------------------------
@@ -744,29 +744,6 @@ def halfway(name, groups=None):
     optimizer = built(name, model, sgd if groups is None else in_groups(groups))
     train(model, optimizer, joined, BEFORE)
     return model, optimizer
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_a_run_saved_by_one_process_continues_bit_for_bit(tmp_path, name):
-    model, optimizer = halfway(name)
-    other = newly_built(mlp())
-    continued = built(name, other, seed=17)
-    dcp.save(state_of(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
-    read(other, continued, tmp_path, alone=True)
-    assert_same(train(other, continued, joined, AFTER), train(model, optimizer, joined, AFTER))
-
-
-def test_what_esam_remembers_is_saved_under_the_names_of_its_tensors():
-    model = mlp()
-    gradients = torch.autograd.grad(losses_of(model, *joined(0)).mean(), list(model.parameters()))
-    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, seed=3)
-    optimizer.step(closures_of(model, *joined(0)))
-    state = get_optimizer_state_dict(model, optimizer)["state"]
-    names = [name for name, _ in model.named_parameters()]
-    assert list(state) == names
-    for name, gradient in zip(names, gradients, strict=True):
-        (norm,) = state[name].values()
-        torch.testing.assert_close(norm, gradient.norm(), rtol=1e-14, atol=0)
 
 
 def in_groups(dims):

@@ -4,7 +4,6 @@ By its literal twin in ``esam.optim.reference``, by numbers worked out on paper,
 setting is at its end.
 """
 
-import copy
 import itertools
 import math
 from collections import Counter
@@ -52,13 +51,6 @@ def by_hand(gradient_of, steps=4):
 # Twins and numbers by hand --------------------------------------------------------------------------------------------
 
 
-def esam_pair(beta, gamma):
-    return (
-        lambda base, model: ESAM(base, model, rho=0.3, beta=beta, gamma=gamma, seed=5),
-        reference.ESAM(0.3, beta, gamma, torch.Generator().manual_seed(5)),
-    )
-
-
 PAIRS = {
     "sam": lambda: (lambda b, m: SAM(b, m, rho=0.3), lambda losses, w: reference.sam(losses, w, 0.3)),
     "asam": lambda: (lambda b, m: ASAM(b, m, rho=0.5), lambda losses, w: reference.asam(losses, w, 0.5, 0.01)),
@@ -68,10 +60,8 @@ PAIRS = {
         lambda b, m: METHODS["gsam"](b, m, rho=0.3, alpha=0.4),
         lambda losses, w: reference.gsam(losses, w, 0.3, 0.4),
     ),
-    "esam": lambda: esam_pair(0.6, 0.5),
-    "esam-swp": lambda: esam_pair(0.3, 1),
-    "esam-sds": lambda: esam_pair(1, 0.4),
 }
+"""ESAM's is compared in test_properties.py, for any share of tensors and samples."""
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -158,23 +148,6 @@ def test_looksam_reuses_nothing_for_a_tensor_that_rests():
     optimizer.step(lambda keep: (model[0] ** 2 / 2).expand(2)[keep])
     # in one dimension the part to reuse is a sign, of -1: the second tensor's curvature is the higher one
     assert float(model[0].grad) == pytest.approx(3 - 0.7 * 3, abs=1e-12) and model[1].grad is None
-
-
-def test_m_sharpness_perturbs_each_group_by_its_own_gradient():
-    p = problem(batch=10)
-    q = copy.deepcopy(p)
-    p.step(SAM(sgd(p.model), p.model, rho=0.3, m=4))
-    weights = list(q.model.parameters())
-    total = [torch.zeros_like(w) for w in weights]
-    for group in ([0, 1, 2, 3], [4, 5, 6, 7], [8, 9]):
-        part = copy.copy(q)
-        part.x, part.y = q.x[group], q.y[group]
-        for t, g in zip(total, reference.sam(part.closure, weights, 0.3), strict=True):
-            t += g * len(group) / 10
-    for w, t in zip(weights, total, strict=True):
-        w.grad = t
-    sgd(q.model).step()
-    assert_same(p.weights, q.weights, 1e-13)
 
 
 # Reductions -----------------------------------------------------------------------------------------------------------

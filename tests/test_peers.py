@@ -1,7 +1,7 @@
 """What the tests of other packages assert, in our words: does it hold here? And what the bench times next to ours.
 
-More of it is asked elsewhere: every base and wrapper of theirs in test_bases.py, frozen layers in test_properties.py,
-groups and schedulers in test_contract.py.
+More of it is asked elsewhere: every base and wrapper of theirs in test_bases.py, what they refuse in test_errors.py,
+frozen layers in test_properties.py, groups and schedulers in test_contract.py.
 """
 
 import pytest
@@ -20,8 +20,6 @@ from esam.bench.steps import bench_steps
 pytestmark = pytest.mark.filterwarnings("ignore:::pytorch_optimizer")
 
 # pytorch_optimizer ---------------------------------------------------------------------------------------------------
-
-X = torch.ones(8, 6).double()
 
 
 def taken(optimizer, model, data, loss_of=F.cross_entropy):
@@ -57,24 +55,6 @@ def test_a_logistic_regression_loses_half_of_its_loss(method, base):
         float(optimizer.step(lambda x, y: F.cross_entropy(model(x), y, reduction="none"), x, y)) for _ in range(40)
     ]
     assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda optimizer, model: optimizer.step(), r"step\(loss_of, x, y\)"),
-        (lambda optimizer, model: optimizer.step(lambda: model(X).sum().backward()), "hand the"),
-        (lambda optimizer, model: SAM(optimizer.base, model, rho=-0.1), "rho must be"),
-        (lambda optimizer, model: SAM(optimizer.base, model, rho=float("nan")), "rho must be"),
-        (lambda optimizer, model: SAM(optimizer.base, model, rho="wide"), "rho must be"),
-        (lambda optimizer, model: optimizer.step(lambda x: {"a": model(x).mean()}, X), "dict"),
-    ],
-    ids=["no closure", "their closure", "negative", "nan", "text", "composer's dict of losses"],
-)
-def test_what_they_refuse_is_refused_with_a_remedy(call, said):
-    model = net()
-    with pytest.raises(ValueError, match=said):
-        call(SAM(torch.optim.SGD(model.parameters(), lr=0.1), model), model)
 
 
 # davda54/sam, optax, composer ----------------------------------------------------------------------------------------

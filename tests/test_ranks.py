@@ -33,7 +33,7 @@ CHOOSERS = {
 }
 """Methods that choose samples: each rank does among its own, so one process would choose others."""
 SHARDED = ("looksam", "esam-swp", "ae-sam")
-"""Methods that are trained in shards too, for fewer epochs: every step of theirs is compared in test_sharded.py."""
+"""Methods that are trained in shards too, for fewer epochs: every step of theirs is compared in test_distributed.py."""
 FEW = 3
 COUNTED_STEPS = 20
 COUNTED = list(EXCHANGES)
@@ -61,16 +61,14 @@ def settings_of(name, total):
     return {key: value for key, value in wanted.items() if key == "seed" or key in METHODS[name].options()}
 
 
-def fitted(name, ranks, *, build=None, strategy="ddp", epochs=EPOCHS, checkpoint=None, stop=None, total=EPOCHS):
+def fitted(name, ranks, *, strategy="ddp", epochs=EPOCHS, checkpoint=None):
     """Train by the trainer's loop; return weights, training losses and test figures of every epoch."""
     count = EVEN if name in CHOOSERS else SAMPLES
     train = Batches(samples(count), BATCH, seed=5)
     test = [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
     model, whole = spread(net(), strategy, ranks)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    row = METHODS[name]
-    make = build or row.build
-    optimizer = make(base, model, **{**row.settings, **settings_of(name, total * len(train))})
+    optimizer = METHODS[name](base, model, **settings_of(name, EPOCHS * len(train)))
     seen = []
     fit(model, optimizer, train, test, epochs=epochs, ranks=ranks, checkpoint=checkpoint, on_epoch=seen.append)
     figures = [(line["train_loss"], line["test_loss"], line["test_accuracy"], line["images"]) for line in seen]

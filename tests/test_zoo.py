@@ -159,12 +159,6 @@ def fake_quantised(self, x):
     return x + ((x / step).round().clamp(-8, 7) * step - x).detach()
 
 
-def standardised(self, x):
-    """Move by statistics that a forward pass replaces."""
-    self.mean = 0.8 * self.mean + 0.2 * x.detach().mean(0)
-    return x - self.mean
-
-
 def statistics(write):
     """Keep a mean, which ``write`` writes in its own way, and count the batches."""
 
@@ -174,7 +168,7 @@ def statistics(write):
             self.seen += 1
         return x + self.mean
 
-    return layer(run, mean=double(lambda: torch.zeros(6)), seen=lambda: torch.tensor(0))
+    return layer(run, mean=lambda: torch.zeros(6), seen=lambda: torch.tensor(0))
 
 
 def queue(self, x):
@@ -207,10 +201,6 @@ def parameter(*shape):
     return lambda: nn.Parameter(torch.randn(shape))
 
 
-def double(make):
-    return lambda: make().double()
-
-
 def blocks():
     return nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh()) for _ in range(3)])
 
@@ -232,21 +222,15 @@ ZOO |= {
         )
     ),
     "stochastic depth": flat(layer(stochastic_depth, blocks=blocks), lin(6, CLASSES)),
-    "fake quantised": flat(
-        lin(6, 6), layer(fake_quantised, largest=double(lambda: torch.ones(()))), nn.Tanh, lin(6, CLASSES)
-    ),
+    "fake quantised": flat(lin(6, 6), layer(fake_quantised, largest=lambda: torch.ones(())), nn.Tanh, lin(6, CLASSES)),
     "binary by a function of one's own": flat(
         lin(6, 6), layer(lambda self, x: StraightThrough.apply(x)), lin(6, CLASSES)
     ),
-    "statistics replaced": flat(
-        layer(standardised, mean=double(lambda: torch.zeros(6))), lin(6, 6), nn.Tanh, lin(6, CLASSES)
-    ),
+    "statistics replaced": flat(statistics(lambda self, value: setattr(self, "mean", value)), *HEAD),
     "statistics in place": flat(statistics(lambda self, value: self.mean.data.copy_(value)), *HEAD),
     "statistics by their data": flat(statistics(lambda self, value: setattr(self.mean, "data", value)), *HEAD),
-    "queue": flat(
-        layer(queue, rows=double(lambda: torch.zeros(6, 6)), place=lambda: torch.zeros(1, dtype=torch.long)), *HEAD
-    ),
-    "growing queue": flat(layer(growing, means=double(lambda: torch.zeros(1, 6))), *HEAD),
+    "queue": flat(layer(queue, rows=lambda: torch.zeros(6, 6), place=lambda: torch.zeros(1, dtype=torch.long)), *HEAD),
+    "growing queue": flat(layer(growing, means=lambda: torch.zeros(1, 6)), *HEAD),
     "cumulative batchnorm": flat(lambda: nn.BatchNorm1d(6, momentum=None), *HEAD),
     "old spectral norm": flat(lambda: nn.utils.spectral_norm(nn.Linear(6, 6)), nn.Tanh, lin(6, CLASSES)),
     "a scalar parameter": flat(
@@ -256,7 +240,7 @@ ZOO |= {
     "a sparse buffer": flat(
         layer(
             lambda self, x: x + torch.sparse.mm(self.graph, x.T).T,
-            graph=lambda: torch.eye(6, dtype=torch.float64).roll(1, 0).to_sparse(),
+            graph=lambda: torch.eye(6).roll(1, 0).to_sparse(),
         ),
         *HEAD,
     ),
