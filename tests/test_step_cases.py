@@ -1,5 +1,6 @@
 """Models, loss functions and groups that once broke a step, each with what it must give."""
 
+import contextlib
 import copy
 import math
 
@@ -12,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from esam import ESAM, METHODS, SAM, LookSAM
 from esam.optim import reference
+from esam.optim.buffers import kept_buffers
 
 
 def state_of(model):
@@ -319,6 +321,35 @@ def test_buffers_that_cannot_be_written_and_modules_in_a_circle_are_left_alone()
         p.step(optimizer)
         q.step(twin)
     assert_same(p.weights, q.weights)
+
+
+KEPT = {
+    "BatchNorm3d": (nn.BatchNorm3d(4), (6, 4, 2, 2, 2)),
+    "cumulative average": (nn.BatchNorm2d(4, momentum=None), (6, 4, 3, 3)),
+    "no statistics": (nn.BatchNorm2d(4, track_running_stats=False), (6, 4, 3, 3)),
+    "eval mode": (nn.BatchNorm1d(4).eval(), (6, 4)),
+    "InstanceNorm2d": (nn.InstanceNorm2d(4, track_running_stats=True), (6, 4, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_inside_a_block_of_kept_buffers_the_output_is_the_same_and_the_statistics_stand_still(name):
+    layer, shape = KEPT[name]
+    x = torch.randn(*shape)
+    expected = layer(x)
+    before, flags = [b.clone() for b in layer.buffers()], (layer.momentum, layer.track_running_stats, layer.training)
+    for error in (None, RuntimeError):  # repeated, nested, and left by an error
+        with contextlib.suppress(RuntimeError), kept_buffers(layer):
+            assert torch.equal(layer(x), expected)
+            with kept_buffers(layer):
+                layer(x)
+            if error is not None:
+                raise error
+        assert_same(layer.buffers(), before)
+        assert (layer.momentum, layer.track_running_stats, layer.training) == flags
+    layer(x)
+    moved = not all(map(torch.equal, layer.buffers(), before))
+    assert moved == (layer.training and layer.track_running_stats)  # they move again
 
 
 def test_hooks_on_the_state_dict_run():
