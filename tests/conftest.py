@@ -34,6 +34,16 @@ class Problem:
     def step(self, optimizer, loss_of=None, **how):
         return optimizer.step(loss_of or self.loss_of, self.x, self.y, **how)
 
+    def visited(self, optimizer, loss_of=None):
+        """Take a step; return how far from theta each of its forward passes ran."""
+        theta, seen = self.weights, []
+        hook = self.model.register_forward_pre_hook(
+            lambda *_: seen.append([w - t for w, t in zip(self.weights, theta, strict=True)])
+        )
+        self.step(optimizer, loss_of)
+        hook.remove()
+        return seen
+
     @property
     def weights(self):
         return [p.detach().clone() for p in self.model.parameters()]
@@ -76,6 +86,21 @@ def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
     torch.manual_seed(seed)
     model = build(dtype)
     return Problem(model, torch.randn(batch, 6, dtype=dtype), torch.randint(0, 3, (batch,)))
+
+
+BASES = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
+    "fused adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2, fused=True),
+    "lion": lambda parameters: pytest.importorskip("lion_pytorch").Lion(parameters, lr=5e-3),
+}
+
+
+def start(name, build=mlp, *, base="sgd", batch=12, dtype=torch.float64, **settings):
+    """Return a problem and the optimizer of a row; LookSAM perturbs every other step, so that both kinds come up."""
+    p = problem(build, batch, dtype=dtype)
+    settings = {"seed": 3, **({"k": 2} if name == "looksam" else {}), **settings}
+    return p, METHODS[name](BASES[base](p.model.parameters()), p.model, **settings)
 
 
 def same(one, other):

@@ -2,25 +2,15 @@
 
 import copy
 
+import conftest
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import EVERY_METHOD, assert_same, mlp, problem
+from conftest import EVERY_METHOD, assert_same
 from torch import nn
 
 from esam import SAM
 from esam.optim import Gradients
-
-BASES = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
-    "fused adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2, fused=True),
-}
-"""To a fused base the scaler hands scaled gradients."""
-
-
-def start(name, base="sgd", **settings):
-    p = problem(mlp, dtype=torch.float32)
-    return p, EVERY_METHOD[name](BASES[base](p.model.parameters()), p.model, seed=3, **settings)
 
 
 def bf16():
@@ -29,6 +19,10 @@ def bf16():
 
 def cpu_scaler(scale=1024.0, **settings):
     return torch.amp.GradScaler("cpu", init_scale=scale, **settings)
+
+
+def start(name, **settings):
+    return conftest.start(name, dtype=torch.float32, **settings)
 
 
 def split_in_two(closure):
@@ -50,28 +44,15 @@ def test_autocast_around_one_step_or_many_equals_autocast_inside_the_loss_functi
             with bf16():
                 return p.closure(keep)
 
-        for _ in range(7):  # LookSAM perturbs in the first and in the sixth
+        for _ in range(4):
             inside.step(closures(cast))
             with bf16():
                 around.step(closures(q.closure))
         with bf16():  # never trains on the last step's weights
-            for _ in range(7):
+            for _ in range(4):
                 block.step(closures(r.closure))
         assert_same(p.weights, q.weights)
         assert_same(p.weights, r.weights)
-
-
-def test_a_perturbation_is_felt_in_bf16_and_the_gradient_is_the_float32_one_to_its_eight_bits():
-    for name in ("sam", "asam", "looksam", "esam-swp"):  # where rises are close, SDS keeps others
-        (p, exact), (q, low), (r, plain) = start(name), start(name), start(name, rho=0.0)
-        exact.step(p.closure)
-        with bf16():
-            low.step(q.closure)
-            plain.step(r.closure)
-        one, other = (torch.cat([w.grad.flatten() for w in t.model.parameters()]) for t in (p, q))
-        # 2^-9 a rounding, some six of them one after another in each of two passes
-        assert float((one - other).norm() / one.norm()) < 12 * 2**-8
-        assert not torch.equal(q.weights[0], r.weights[0])
 
 
 # GradScaler -----------------------------------------------------------------------------------------------------------
@@ -152,7 +133,7 @@ def test_a_disabled_scaler_is_none_at_all():
         torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", ["sgd", "fused adam"])  # to a fused base the scaler hands scaled gradients
 def test_a_clipping_hook_sees_unscaled_gradients(base):
     norms = {}
     for scaler in (None, cpu_scaler(2.0**10)):

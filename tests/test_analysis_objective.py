@@ -18,7 +18,6 @@ from esam.analysis import (
     m_sharpness,
     plane,
     random_plane,
-    sam_eps,
     select,
     sharpness,
     spectral_density,
@@ -87,21 +86,22 @@ def test_the_gradient_batch_by_batch_is_that_of_the_whole():
         assert torch.allclose(gradient[name], p.grad, rtol=1e-11, atol=1e-15), name
 
 
-def every_analysis(model, data):
-    objective = ModelObjective(model, data)
-    theta = dict(model.named_parameters())
-    sharpness(objective, theta, rho=0.1)
-    ascent_sharpness(objective, theta, rho=0.1, steps=3)
-    adaptive_sharpness(objective, theta, rho=0.1)
-    m_sharpness(objective, theta, rho=0.1, m=2)
-    plane(objective, theta, random_plane(theta, seed=0), xs=[-1, 0, 1, 2, 3], ys=[0, 1, 2, 3, 4, 5])
-    top_eigenvalues(objective, theta)
-    hessian_trace(objective, theta, vectors=2)
-    spectral_density(objective, theta, lanczos=5, draws=1)
-    linearity(objective, theta, sam_eps(value_and_gradient(objective, theta)[1], 0.1))
-    chosen = select(objective, theta)
-    gradient_cosines(objective, theta, chosen)
-    losses_along(objective, theta, chosen, ts=[0, 1])
+ANALYSES = {
+    "sharpness": lambda o, p: sharpness(o, p, rho=0.1),
+    "ascent": lambda o, p: ascent_sharpness(o, p, rho=0.1, steps=3),
+    "adaptive": lambda o, p: adaptive_sharpness(o, p, rho=0.1),
+    "plane": lambda o, p: plane(o, p, random_plane(p, seed=0), xs=[-1, 0, 1, 2, 3], ys=[0, 1, 2, 3, 4, 5]),
+    "eigenvalues": lambda o, p: top_eigenvalues(o, p),
+    "trace": lambda o, p: hessian_trace(o, p, vectors=2),
+    "density": lambda o, p: spectral_density(o, p, lanczos=5, draws=1),
+    "linearity": lambda o, p: linearity(o, p, {name: w.detach() for name, w in p.items()}),
+}
+OF_SAMPLES = {
+    "m": lambda o, p: m_sharpness(o, p, rho=0.1, m=2),
+    "cosines": lambda o, p: gradient_cosines(o, p, select(o, p)),
+    "along": lambda o, p: losses_along(o, p, select(o, p), ts=[0, 1]),
+}
+"""They ask an objective for its samples."""
 
 
 def test_every_analysis_leaves_parameters_buffers_modes_gradients_and_random_stream_bit_for_bit():
@@ -116,7 +116,8 @@ def test_every_analysis_leaves_parameters_buffers_modes_gradients_and_random_str
     modes = [m.training for m in model.modules()]
     data = batches(5, 3)
     random = torch.get_rng_state()
-    every_analysis(model, data)
+    for analysis in (ANALYSES | OF_SAMPLES).values():
+        analysis(ModelObjective(model, data), dict(model.named_parameters()))
     assert torch.equal(torch.get_rng_state(), random)
     after = model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -132,18 +133,6 @@ def test_modes_come_back_when_the_loss_raises():
     with pytest.raises(ZeroDivisionError):
         objective(objective.parameters)
     assert model.training and all(m.training for m in model.modules())
-
-
-ANALYSES = {
-    "sharpness": lambda o, p: sharpness(o, p, rho=0.1),
-    "ascent": lambda o, p: ascent_sharpness(o, p, rho=0.1),
-    "adaptive": lambda o, p: adaptive_sharpness(o, p, rho=0.1),
-    "plane": lambda o, p: plane(o, p, random_plane(p, seed=0), xs=[0, 1], ys=[0, 1]),
-    "eigenvalues": lambda o, p: top_eigenvalues(o, p),
-    "trace": lambda o, p: hessian_trace(o, p),
-    "density": lambda o, p: spectral_density(o, p, lanczos=3),
-    "linearity": lambda o, p: linearity(o, p, p),
-}
 
 
 @pytest.mark.parametrize("analysis", ANALYSES)

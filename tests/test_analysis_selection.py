@@ -1,13 +1,12 @@
 """Are selection and linearity what plain loops and hand-worked numbers say?"""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from esam.analysis import ModelObjective, gradient_cosines, linearity, losses_along, select
+from esam.optim import reference
 
 # Linearity -----------------------------------------------------------------------------------------------------------
 
@@ -43,33 +42,26 @@ def problem():
 
 def plain_selection(model, x, y, rho, gamma):
     """Losses at theta and theta + eps, and who is in B+, with the model's own weights moved and moved back."""
-    weights = list(model.parameters())
-    model.zero_grad()
-    losses = F.cross_entropy(model(x), y, reduction="none")
-    losses.mean().backward()
-    norm = math.sqrt(sum(w.grad.square().sum().item() for w in weights))
-    eps = [rho * w.grad / norm for w in weights]
-    kept = [w.detach().clone() for w in weights]
-    with torch.no_grad():
-        for w, e in zip(weights, eps, strict=True):
-            w.add_(e)
-    perturbed = F.cross_entropy(model(x), y, reduction="none")
-    rises = (perturbed - losses).tolist()
-    plus = sorted(sorted(range(len(rises)), key=lambda i: -rises[i])[: round(gamma * len(rises))])
-    minus = [i for i in range(len(rises)) if i not in plus]
+    weights, seen = list(model.parameters()), []
 
-    def gradient(rows):
-        grads = torch.autograd.grad(F.cross_entropy(model(x[rows]), y[rows]), weights)
-        return torch.cat([g.flatten() for g in grads])
+    def losses(keep):
+        seen.append(F.cross_entropy(model(x[keep]), y[keep], reduction="none"))
+        return seen[-1]
 
-    whole = gradient(list(range(len(rises))))
+    def at_perturbed(rows=slice(None)):
+        return torch.cat([g.flatten() for g in reference.at_perturbed(losses, weights, eps, lambda: rows)])
+
+    g = reference.gradient(losses, weights)
+    eps = [rho * own / reference.norm(g) for own in g]
+    whole = at_perturbed()
+    before, perturbed = (found.detach() for found in seen)
+    plus = reference.ESAM(rho, 1, gamma, None).b_plus(perturbed - before).tolist()
+    minus = [i for i in range(len(y)) if i not in plus]
     cosines = {
-        name: F.cosine_similarity(gradient(r), whole, dim=0).item() for name, r in (("plus", plus), ("minus", minus))
+        name: F.cosine_similarity(at_perturbed(rows), whole, dim=0).item()
+        for name, rows in (("plus", plus), ("minus", minus))
     }
-    with torch.no_grad():
-        for w, k in zip(weights, kept, strict=True):
-            w.copy_(k)
-    return losses.detach(), perturbed.detach(), plus, minus, cosines
+    return before, perturbed, plus, minus, cosines
 
 
 @pytest.mark.parametrize("gamma", [0.5, 0.25])

@@ -1,13 +1,22 @@
-"""Do the kinds of sharpness give the numbers that one works out by hand?"""
+"""Do the kinds of sharpness give the numbers that one works out by hand, of functions and of trained models?"""
 
 import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
-from esam import ASAM
+from esam import ASAM, SAM
 from esam.analysis import ModelObjective, adaptive_sharpness, ascent_sharpness, m_sharpness, sharpness
+from esam.train import Task
+from esam.train.batches import Normalise
+from esam.train.datasets import load_data
+from esam.train.loaded_run import IMAGES, RHO, training_objective, training_sharpness
+
+
+def float64(*values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def quadratic(matrix, slope):
@@ -31,6 +40,21 @@ def problem(n=6):
     torch.manual_seed(0)
     matrix = torch.randn(n, n, dtype=torch.float64)
     return matrix @ matrix.T, torch.randn(n, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("rho", [1e-3, 0.05, 2.0])
+def test_on_a_quadratic_it_is_rho_g_plus_half_rho_squared_times_the_curvature_along_g(rho):
+    matrix, slope = problem()
+    found = sharpness(quadratic(matrix, slope), {"w": (w := torch.randn(6, dtype=torch.float64))}, rho=rho)
+    g = slope + matrix @ w
+    assert found == pytest.approx((rho * g.norm() + rho**2 / 2 * (g @ matrix @ g) / (g @ g)).item(), rel=1e-10)
+
+
+def test_unused_parameters_stationary_points_and_losses_that_are_not_finite():
+    bowl = quadratic(torch.diag(float64(3, 4)), float64(0, 0))
+    assert sharpness(bowl, {"w": float64(1, 1), "idle": float64(9)}, rho=0.5) == pytest.approx(2.955, rel=1e-14)
+    assert sharpness(bowl, {"w": float64(0, 0)}, rho=0.5) == 0.0
+    assert math.isnan(sharpness(lambda p: p["w"].sum() * math.inf, {"w": float64(1, 1)}, rho=0.5))
 
 
 @pytest.mark.parametrize("rho", [0.01, 0.3, 3.0])
@@ -92,23 +116,12 @@ def linear_model():
     return ModelObjective(model, [(x[:2], torch.zeros(2)), (x[2:], torch.zeros(1))], lambda out, y: out.squeeze(1))
 
 
-def test_m_sharpness_with_m_1_is_the_mean_over_samples_of_each_ones_own_rise():
-    # the loss of a sample is x.w: its own rise is rho |x|, whatever the others do
+def test_m_sharpness_is_the_mean_over_groups_of_each_ones_own_rise_smaller_ones_counting_for_less():
     objective = linear_model()
-    found = m_sharpness(objective, objective.parameters, rho=0.1, m=1)
-    assert found == pytest.approx(0.1 * (5 + 5 + 2) / 3, rel=1e-12)
-
-
-def test_m_sharpness_of_groups_counts_a_smaller_last_group_for_less():
-    # the first two samples cancel, so their group has no gradient at all
-    objective = linear_model()
-    assert m_sharpness(objective, objective.parameters, rho=0.1, m=2) == pytest.approx(0.1 * 2 / 3, rel=1e-12)
-
-
-def test_m_sharpness_of_one_group_is_the_sharpness():
-    objective = linear_model()
+    found = [m_sharpness(objective, objective.parameters, rho=0.1, m=m) for m in (1, 2, 99)]
+    # the loss of a sample is x.w: its own rise is rho |x|; the first two cancel, so their group has no gradient at all
     one = sharpness(objective, objective.parameters, rho=0.1)
-    assert m_sharpness(objective, objective.parameters, rho=0.1, m=99) == pytest.approx(one, rel=1e-12)
+    assert found == pytest.approx([0.1 * (5 + 5 + 2) / 3, 0.1 * 2 / 3, one], rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -117,6 +130,8 @@ def test_m_sharpness_of_one_group_is_the_sharpness():
         (lambda o, p: ascent_sharpness(o, p, rho=0.1, steps=0), "steps must be 1 or more, got 0"),
         (lambda o, p: adaptive_sharpness(o, p, rho=0.1, eta=-1), "eta must be >= 0, got -1"),
         (lambda o, p: adaptive_sharpness(o, p, rho=0), "rho must be > 0, got 0"),
+        (lambda o, p: sharpness(o, p, rho=-0.1), "rho"),
+        (lambda o, p: sharpness(o, p, rho=math.nan), "rho"),
         (lambda o, p: m_sharpness(o, p, rho=0.1, m=0), "1 sample or more, got 0"),
         (lambda o, p: m_sharpness(lambda q: o(q), p, rho=0.1, m=1), "give a ModelObjective, got a function"),
     ],
@@ -125,3 +140,51 @@ def test_wrong_numbers_are_refused(call, message):
     objective = linear_model()
     with pytest.raises(ValueError, match=message):
         call(objective, objective.parameters)
+
+
+# Of a trained model --------------------------------------------------------------------------------------------------
+
+
+def network():
+    torch.manual_seed(0)
+    layers = nn.Flatten(), nn.Linear(64, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)
+    return nn.Sequential(*layers)
+
+
+class InFloat64(nn.Sequential):
+    """Takes images in float32, as batches of them are."""
+
+    def forward(self, x):
+        return super().forward(x.double())
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        return load_data("digits")
+
+
+def test_of_a_model_it_is_the_rise_under_sams_own_step(digits):
+    model = InFloat64(*network()).double().eval()
+    count = min(IMAGES, len(digits.train[1]))
+    rows = torch.tensor([round(i * (len(digits.train[1]) - 1) / (count - 1)) for i in range(count)])
+    x = torch.cat([x for x, _ in training_objective(model, digits, torch.device("cpu")).batches])
+    normalised = (digits.train[0][rows].double() / 255 - digits.transform.mean[0]) / digits.transform.std[0]
+    assert torch.allclose(x.double(), normalised, rtol=1e-5, atol=1e-6)  # float32: a few roundings of 6e-8
+    losses = []
+
+    def closure(keep):
+        losses.append(F.cross_entropy(model(x[keep]), digits.train[1][rows][keep], reduction="none"))
+        return losses[-1]
+
+    SAM(torch.optim.SGD(model.parameters(), lr=0.0), model, rho=RHO).step(closure)
+    by_hand = (losses[1].mean() - losses[0].mean()).item()
+    assert training_sharpness(model, digits, torch.device("cpu")) == pytest.approx(by_hand, rel=1e-10)
+
+
+def test_fewer_images_than_it_asks_for_are_all_taken():
+    torch.manual_seed(0)
+    few = (torch.randint(0, 256, (7, 1, 8, 8), dtype=torch.uint8), torch.arange(7))
+    data = Task(few, few, classes=tuple("0123456789"), transform=Normalise((0.5,), (0.25,)))
+    assert training_sharpness(network(), data, torch.device("cpu")) > 0

@@ -1,32 +1,41 @@
 """Two ranks: does a step on replicas (DistributedDataParallel) or on shards (fully_shard) mean what it means alone?
 
-One pair of processes runs every case and saves what it saw; the tests read it.
+And does a checkpoint go on as if nothing had happened, on as many ranks, on fewer, laid out anew? One pair of
+processes runs every case and saves what it saw; the tests read it.
 """
 
+import copy
 import functools
 import itertools
 import warnings
 
 import pytest
 import torch
-import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from conftest import EVERY_ROW
+from counting import Counting
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from two_ranks import (
     BATCH,
     RANKS,
-    SEVERAL,
-    ESAMByHand,
     adamw,
     assert_near,
     assert_same,
     batch_of,
     closures_of,
     distance,
+    esam_by_hand,
     joined,
     losses_of,
     mlp,
@@ -40,10 +49,13 @@ from two_ranks import (
 )
 
 from esam import METHODS, SAM
+from esam.optim import reference
 
-pytestmark = [needs_gloo, pytest.mark.slow]
+pytestmark = [needs_gloo, pytest.mark.slow, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
 
 STEPS = range(4)
+BEFORE, AFTER = range(3), range(3, 6)
+"""A checkpoint is saved between them, and between two perturbed steps of LookSAM."""
 RHO = 0.2
 CUTS = (0, 3, 4, BATCH)
 UNLIKE = ((0, 2, BATCH), (0, 1, 3, 5))
@@ -52,7 +64,7 @@ UNEVEN = (3, 5)
 """How many batches each rank has under ``join()``."""
 
 ROWS = {
-    **SEVERAL,
+    **EVERY_ROW,
     "looksam": functools.partial(METHODS["looksam"], k=2),
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam, m": functools.partial(METHODS["esam"], m=3),
@@ -63,6 +75,8 @@ JOINED = ("sam", "asam", "looksam", "esam-swp", "esam-swp, suffix")
 """Methods whose step, with one eps for all ranks, is that of one process on all samples."""
 FLOWS = ("base", "sam", "looksam", "esam", "slicesam")
 """One method for each way that a step can go."""
+SAVED = {"sam": sgd, "looksam": sgd, "esam-swp": sgd, "esam-random": adamw}
+"""Methods and bases that are saved on two ranks."""
 
 
 def built(name, model, base=sgd, *, seed=3, **settings):
@@ -119,29 +133,14 @@ def at_every_step(rank, name, *, phases=False, **settings):
     return seen
 
 
-def counted(rank, name, monkeypatch, *, phases=False, **settings):
-    """Return, step by step, how often DDP exchanged gradients, and the sizes of what was summed besides."""
-    model, hooked, summed = replicas(), [], []
-
-    def hook(state, bucket):
-        hooked.append(bucket.is_last())
-        return allreduce_hook(dist.group.WORLD, bucket)
-
-    def all_reduce(tensor, *args, **kwargs):
-        if not kwargs.get("async_op"):  # the hook's own
-            summed.append(tensor.numel())
-        return original(tensor, *args, **kwargs)
-
-    model.register_comm_hook(None, hook)
-    optimizer = built(name, model, **settings)
-    original = dist.all_reduce
-    monkeypatch.setattr(dist, "all_reduce", all_reduce)
-    seen = []
+def counted(rank, name, *, phases=False, **settings):
+    """Return, step by step, how many numbers each sum over the ranks was of."""
+    model = replicas()
+    optimizer, seen = built(name, model, **settings), []
     for step in STEPS:
-        hooked.clear(), summed.clear()
-        take_step(optimizer, closures_of(model, *batch_of(rank, step), CUTS), phases)
-        seen.append((sum(hooked), list(summed)))
-    monkeypatch.undo()
+        with Counting() as counting:
+            take_step(optimizer, closures_of(model, *batch_of(rank, step), CUTS), phases)
+        seen.append([size // 8 for kind, size in counting.sizes if kind == "sum"])
     return seen
 
 
@@ -186,7 +185,7 @@ def with_heads(rank, name, layout, owner, *, phases=False, options=None, **setti
     return weights, [p.grad is None for p in model.parameters()]
 
 
-class Counting(nn.Module):
+class Statistics(nn.Module):
     """Normalises its inputs, so its running mean is known by heart; a buffer that a forward replaces."""
 
     def __init__(self):
@@ -202,7 +201,7 @@ class Counting(nn.Module):
 
 
 def buffers(rank, name, *, phases, follow=True):
-    model = replicas(Counting)
+    model = replicas(Statistics)
     model.broadcast_buffers = follow
     train(model, built(name, model), functools.partial(batch_of, rank), STEPS, phases=phases)
     return [model.module.norm.running_mean.clone(), model.module.seen.clone()]
@@ -318,6 +317,62 @@ def restored(rank, name):
     return seen
 
 
+def newly_built(model):
+    """Give the model other weights: what it needs must come from the checkpoint."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    return model
+
+
+def state_of(model, optimizer, options=None):
+    return {
+        "model": get_model_state_dict(model, options=options),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
+
+
+def load(model, optimizer, state, options=None):
+    set_model_state_dict(model, state["model"], options=options)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+
+
+def read(model, optimizer, folder, alone=False):
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=folder, no_dist=alone)
+    load(model, optimizer, state)
+
+
+def saved_and_continued(rank, folder, name, layout):
+    """Return where the undisturbed run ends, and one that a new model continues from the folder, in either layout."""
+    batch = functools.partial(batch_of, rank)
+    model = layout()
+    optimizer = built(name, model, SAVED[name], perturbation="global")
+    train(model, optimizer, batch, BEFORE)
+    dcp.save(state_of(model, optimizer), checkpoint_id=folder)
+    seen = {"undisturbed": train(model, optimizer, batch, AFTER)}
+    for other in (replicas, shards):
+        model = newly_built(other())
+        optimizer = built(name, model, SAVED[name], seed=17, perturbation="global")
+        read(model, optimizer, folder)
+        seen[other] = train(model, optimizer, batch, AFTER)
+    return seen
+
+
+def by_rank_0(rank, name):
+    """Gather the whole state on rank 0, and let it give each rank its part."""
+    batch = functools.partial(batch_of, rank)
+    model = shards()
+    optimizer = built(name, model, SAVED[name])
+    train(model, optimizer, batch, BEFORE)
+    state = copy.deepcopy(state_of(model, optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True)))
+    undisturbed = train(model, optimizer, batch, AFTER)
+    model = newly_built(shards())
+    optimizer = built(name, model, SAVED[name], seed=17)
+    load(model, optimizer, state, StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+    return undisturbed, train(model, optimizer, batch, AFTER)
+
+
 def evaluated(model, rank):
     """Run a forward pass alone: the whole weights of the root stay gathered."""
     with torch.no_grad():
@@ -385,7 +440,7 @@ BOTH = ("rank", "global")
 ERRORS = tuple(itertools.product((1, 2), ("in the forward", "between them", "in the backward")))
 
 
-def cases(rank):
+def cases(rank, folder):
     """Yield what one pair of processes runs."""
 
     def case(function, *arguments, **settings):
@@ -413,11 +468,10 @@ def cases(rank):
         yield ("bucket views", name), case(trained, name, options={"gradient_as_bucket_view": True})
         if name != "slicesam":
             yield ("error", name), case(after_an_error, replicas, name, 1 if name == "base" else 2, "between them")
-    patch = pytest.MonkeyPatch()
     for name, phases in itertools.product(("base", "sam", "looksam", "esam", "esam-random"), (False, True)):
-        yield ("counted", name, phases), case(counted, name, patch, phases=phases)
-    yield ("counted", "global"), case(counted, "sam", patch, perturbation="global")
-    yield ("counted", "swp, global"), case(counted, "esam-swp", patch, perturbation="global")
+        yield ("counted", name, phases), case(counted, name, phases=phases)
+    yield ("counted", "global"), case(counted, "sam", perturbation="global")
+    yield ("counted", "swp, global"), case(counted, "esam-swp", perturbation="global")
     unused = {"options": {"find_unused_parameters": True}}
     for name, way in itertools.product(("sam", "looksam", "esam-swp"), BOTH):
         yield ("heads", name, way), case(with_heads, name, replicas, by_rank, perturbation=way, **unused)
@@ -444,11 +498,20 @@ def cases(rank):
         yield ("error", which, place), case(after_an_error, shards, "sam", which, place)
     for name, (build, given, _) in REFUSED.items():
         yield ("refused", name), case(refused, build, given)
+    for name in SAVED:
+        for layout in (replicas, shards):
+            yield ("saved", name, layout), case(saved_and_continued, folder / f"{layout.__name__}-{name}", name, layout)
+        yield ("saved", name, "by rank 0"), case(by_rank_0, name)
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return on_two_ranks(tmp_path_factory.mktemp("ranks"), cases)
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder):
+    return on_two_ranks(folder, functools.partial(cases, folder=folder), seconds=600)
 
 
 # What must hold of both -----------------------------------------------------------------------------------------------
@@ -461,11 +524,9 @@ def in_one_process(name, base=sgd, batch=joined, build=mlp):
 
 
 @functools.cache
-def by_hand(name, cuts=None, *, one_eps=True, micro_batches=False):
-    model = mlp()
+def by_hand(name, cuts=(0, BATCH), *, one_eps=True):
     beta, gamma = {"sam": (1, 1), "esam-swp": (0.6, 1), "esam-sds": (1, 0.5), "esam": (0.6, 0.5)}[name]
-    twin = ESAMByHand(model, rho=RHO, beta=beta, gamma=gamma, one_eps=one_eps, micro_batches=micro_batches)
-    return twin.train(sgd(model), STEPS, cuts)
+    return esam_by_hand(STEPS, rho=RHO, beta=beta, gamma=gamma, one_eps=one_eps, cuts=cuts)
 
 
 @pytest.mark.parametrize("name", ["base", *JOINED])
@@ -486,9 +547,9 @@ def test_the_ranks_share_or_own_eps_and_average_the_second_gradients_of_what_eac
 
 def test_with_shards_samples_are_selected_within_each_micro_batch_of_each_rank(ranks):
     for seen, name in itertools.product(ranks, ("esam", "esam-sds")):
-        assert_near(seen["hand", name, shards], by_hand(name, micro_batches=True))
-        assert_near(seen["hand, cut", name, shards], by_hand(name, CUTS, micro_batches=True))
-        assert distance(by_hand(name), by_hand(name, CUTS, micro_batches=True)) > 1e-4
+        assert_near(seen["hand", name, shards], by_hand(name))
+        assert_near(seen["hand, cut", name, shards], by_hand(name, CUTS))
+        assert distance(by_hand(name), by_hand(name, CUTS)) > 1e-4
 
 
 def test_an_overflow_on_one_rank_skips_the_step_on_both(ranks):
@@ -536,19 +597,19 @@ WEIGHTS, TENSORS = sum(p.numel() for p in mlp().parameters()), len(list(mlp().pa
 
 def test_a_step_of_three_micro_batches_exchanges_gradients_once_and_what_a_method_needs_besides(ranks):
     for seen in ranks:
-        assert seen["counted", "base", False] == seen["counted", "sam", False] == [(1, [])] * len(STEPS)
-        assert seen["counted", "sam", True] == [(1, [])] * len(STEPS)
+        assert seen["counted", "base", False] == seen["counted", "sam", False] == [[WEIGHTS]] * len(STEPS)
+        assert seen["counted", "sam", True] == [[WEIGHTS]] * len(STEPS)
         # no backward knows that it is the last, so the sum is exchanged when it is asked for
-        assert seen["counted", "base", True] == [(0, [TENSORS, WEIGHTS])] * len(STEPS)
+        assert seen["counted", "base", True] == [[TENSORS, WEIGHTS]] * len(STEPS)
         # one eps for all ranks, and the whole gradient that LookSAM reuses
-        assert seen["counted", "global"] == [(1, [TENSORS, WEIGHTS])] * len(STEPS)
-        assert seen["counted", "looksam", False] == [(1, [TENSORS, WEIGHTS]), (1, [])] * 2
+        assert seen["counted", "global"] == [[TENSORS, WEIGHTS, WEIGHTS]] * len(STEPS)
+        assert seen["counted", "looksam", False] == [[TENSORS, WEIGHTS, WEIGHTS], [WEIGHTS]] * 2
         # what ESAM remembers: two numbers a tensor
         for name, phases in itertools.product(("esam", "esam-random"), (False, True)):
-            (first, *later) = seen["counted", name, phases]
-            assert first == (1, [2 * TENSORS])
-            assert all(exchanges == 1 and size <= 2 * TENSORS for exchanges, (size,) in later)
-        drawn = [size for _, (_, size, *_) in seen["counted", "swp, global"]]
+            first, *later = seen["counted", name, phases]
+            assert sorted(first) == [2 * TENSORS, WEIGHTS]
+            assert all(len(sums) == 2 and min(sums) <= 2 * TENSORS and max(sums) == WEIGHTS for sums in later)
+        drawn = [sums[1] for sums in seen["counted", "swp, global"]]
         assert drawn[0] == WEIGHTS > min(drawn)  # their norms are not known yet; then the drawn tensors' alone
 
 
@@ -597,11 +658,12 @@ def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_
     assert {"esam", "looksam"} <= set(refused)  # they exchange numbers of their own in a step
     assert not {"base", "sam", "asam", "esam-sds", "slicesam", "msam"} & set(refused)
     model = mlp()
-    base, hand = sgd(model), ESAMByHand(model, rho=RHO, beta=1, gamma=1, one_eps=False)
+    base, weights = sgd(model), list(model.parameters())
     for step in range(max(UNEVEN)):  # a rank that has run out adds nothing to the mean over both
         batches = [batch_of(rank, step) for rank in range(RANKS) if step < UNEVEN[rank]]
-        for w, g in zip(model.parameters(), hand.gradient(batches), strict=True):
-            w.grad = g * len(batches) / RANKS
+        each = [reference.sam(functools.partial(losses_of, model, *batch), weights, RHO) for batch in batches]
+        for w, *gradients in zip(weights, *each, strict=True):
+            w.grad = sum(gradients) / RANKS
         base.step()
     assert_near(ranks[0]["join", "sam"], whole_weights(model))
 
@@ -627,7 +689,7 @@ def test_shards_and_what_is_gathered_from_them_are_back_bit_for_bit_before_the_b
 
 @pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
 def test_replicas_of_shards_take_the_same_step(ranks, name):
-    expected = by_hand(name, micro_batches=True) if name == "esam" else in_one_process(name)
+    expected = by_hand(name) if name == "esam" else in_one_process(name)
     for seen, shape in itertools.product(ranks, ((1, RANKS), (RANKS, 1))):
         assert_near(seen["mesh", name, shape], expected)
 
@@ -651,3 +713,69 @@ def test_a_head_that_a_step_does_not_use_counts_as_zero_in_the_norm(ranks):
     alone = in_one_process("esam-swp", batch=functools.partial(owned_joined, by_step), build=Heads)
     for seen in ranks:
         assert_near(seen["heads", "esam-swp", shards][0], alone)
+
+
+# Checkpoints ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_a_run_saved_on_two_ranks_continues_on_two(ranks, name):
+    for seen in ranks:
+        for layout, other in ((replicas, shards), (shards, replicas)):
+            run = seen["saved", name, layout]
+            assert_same(run[layout], run["undisturbed"])
+            assert_near(run[other], run["undisturbed"])
+        undisturbed, gathered_on_rank_0 = seen["saved", name, "by rank 0"]
+        assert_same(gathered_on_rank_0, undisturbed)
+
+
+@pytest.mark.parametrize("layout", [replicas, shards])
+@pytest.mark.parametrize("name", ["sam", "looksam", "esam-swp"])  # a random half is drawn on each rank
+def test_a_run_saved_on_two_ranks_continues_on_one(ranks, folder, name, layout):
+    model = newly_built(mlp())
+    optimizer = built(name, model, seed=17)
+    read(model, optimizer, folder / f"{layout.__name__}-{name}", alone=True)
+    assert_near(train(model, optimizer, joined, AFTER), ranks[0]["saved", name, layout]["undisturbed"])
+
+
+def halfway(name, groups=None):
+    """Return a model and its optimizer after some steps in one process."""
+    model = mlp()
+    optimizer = built(name, model, sgd if groups is None else in_groups(groups))
+    train(model, optimizer, joined, BEFORE)
+    return model, optimizer
+
+
+def in_groups(dims):
+    """Return a base with matrices and biases in groups of their own, in the order of their dimensions."""
+
+    def base(model):
+        of_dim = {dim: {"params": [p for p in model.parameters() if p.dim() == dim]} for dim in dims}
+        of_dim[1]["sam_rho"] = 0.1
+        return torch.optim.SGD(list(of_dim.values()), lr=0.1, momentum=0.9)
+
+    return base
+
+
+@pytest.mark.parametrize("name", ["looksam", "esam-swp", "esam"])
+def test_memory_follows_the_names_where_the_groups_stand_in_another_order(name):
+    model, optimizer = halfway(name, (2, 1))
+    state = copy.deepcopy(state_of(model, optimizer))
+    other = newly_built(mlp())
+    continued = built(name, other, in_groups((1, 2)), seed=17)
+    load(other, continued, state)
+    # sums over tensors in another order round differently
+    assert_near(train(other, continued, joined, AFTER), train(model, optimizer, joined, AFTER))
+
+
+@pytest.mark.parametrize("name", ["looksam", "esam-swp"])
+def test_a_state_of_the_base_alone_starts_with_fresh_memory_whatever_was_remembered(name):
+    model, optimizer = halfway(name)
+    state, weights = copy.deepcopy((optimizer.base.state_dict(), model.state_dict()))
+    fresh_model = mlp()
+    fresh = built(name, fresh_model)
+    fresh.generator.set_state(optimizer.generator.get_state())  # the stream of draws goes on where it was
+    for m, o in ((model, optimizer), (fresh_model, fresh)):
+        m.load_state_dict(weights)
+        o.load_state_dict(copy.deepcopy(state))
+    assert_same(train(model, optimizer, joined, AFTER), train(fresh_model, fresh, joined, AFTER))

@@ -6,7 +6,7 @@ import torch
 from conftest import assert_same, normalised, problem, sgd
 from torch import nn
 
-from esam import ASAM, ESAM, SAM, LookSAM, SliceSAM, method_of
+from esam import ASAM, ESAM, METHODS, SAM, LookSAM, SliceSAM, method_of
 
 MODEL = nn.Linear(2, 2)
 BASE = torch.optim.SGD(MODEL.parameters(), lr=0.1)
@@ -20,6 +20,7 @@ ARGUMENTS = [
     (lambda: ESAM(BASE, MODEL, ranking="best"), "ranking"),
     (lambda: SAM(BASE, MODEL, rho=-0.1), "rho .*>= 0.* got -0.1"),
     (lambda: SAM(BASE, MODEL, rho=float("nan")), "rho"),
+    (lambda: SAM(BASE, MODEL, rho="wide"), "rho"),
     (lambda: SAM(BASE, MODEL, m=0), "m .*>= 1, got 0"),
     (lambda: SAM(BASE, MODEL, m=1.5), "m .*whole"),
     (lambda: SAM(BASE, MODEL, perturbation="all"), "perturbation"),
@@ -85,6 +86,25 @@ def torchs_style(p):
     return closure
 
 
+def size_missing(name, **settings):
+    def call(_, p):
+        optimizer = METHODS[name](sgd(p), p.model, **settings)
+        optimizer.step(lambda keep: p.closure(keep).mean())  # its batch would be cut
+
+    return call
+
+
+def without_a_backward(o, p):
+    for x, y in o.passes(p.x, p.y):
+        p.loss_of(x, y)
+
+
+def broken_loop(o, p):
+    for _ in o.passes(p.x, p.y):
+        break
+    o.step()
+
+
 CALLS = [
     (lambda o, p: o.step(3), "function"),
     (lambda o, p: o.step([]), "closures"),
@@ -99,6 +119,18 @@ CALLS = [
     (lambda o, p: torch.inference_mode()(p.step)(o), "inference_mode"),
     (lambda o, p: (p.model.requires_grad_(False), p.step(o)), "requires a gradient"),
     (lambda o, p: o.load_state_dict(ESAM(sgd(p, lr=7.0), p.model).state_dict()), "saved by ESAM"),
+    (size_missing("esam-random"), "batch_size"),
+    (size_missing("base-part"), "batch_size"),
+    (size_missing("slicesam"), "batch_size"),
+    (size_missing("sam", m=4), "batch_size"),
+    (lambda o, p: o.step(), r"step\(loss_of, x, y\)"),
+    (lambda o, p: o.step(lambda: p.loss_of(p.x, p.y).sum().backward()), "hand the"),
+    (lambda o, p: (o.accumulate(p.loss_of, p.x, p.y), o.step()), "gradient"),
+    (lambda o, p: o.gradient(), "accumulate"),
+    (lambda o, p: (o.accumulate(p.loss_of, p.x, p.y), o.load_state_dict(o.state_dict()), o.gradient()), "accumulate"),
+    (broken_loop, "gradient"),
+    (without_a_backward, "backward"),
+    (lambda o, p: o.backward(p.loss_of(p.x, p.y)), "passes"),
 ]
 
 
@@ -110,6 +142,17 @@ def test_a_call_that_cannot_work_is_refused_and_nothing_changes():
             call(optimizer, p)
         assert_same(p.weights, weights)
         assert optimizer.param_groups[0]["lr"] == 0.05
+
+
+def test_a_gradient_serves_one_step():
+    p = problem()
+    optimizer = SAM(sgd(p), p.model)
+    p.step(optimizer)
+    weights = p.weights
+    for call, words in ((optimizer.step, "gradient"), (optimizer.gradient, "accumulate")):
+        with pytest.raises(ValueError, match=words):
+            call()
+    assert_same(p.weights, weights)
 
 
 @pytest.mark.parametrize("error", [IndexError, TypeError, RuntimeError])

@@ -121,6 +121,11 @@ def failing(error):
 FAULTS = [
     # words and numbers
     Fault("train T --out OUT --epochs -1 --lr nan --label-noise 2", "3 "),
+    Fault("train T --out OUT --budget nan", "budget must be"),
+    Fault("train T --out OUT --momentum 1", "momentum"),
+    Fault("train T --out OUT --weight-decay nan", "weight_decay"),
+    Fault("train T --out OUT --evaluate-every 0", "evaluate_every"),
+    Fault("train T --out OUT --method sam --rho nan", "rho must be"),
     Fault("train T --out OUT --lr inf", "lr must be a finite number"),
     Fault("train T --out OUT --threads 100000", "1024"),
     Fault("compare T --out OUT --jobs 0", "jobs must be 1 or more"),

@@ -7,6 +7,7 @@ import pytest
 import snippets
 import torch
 import transformers
+from our_loop import assert_same
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -127,10 +128,6 @@ def counted(maker, labels):
 
 def chunks(rows, size):
     return (rows[i : i + size] for i in range(0, len(rows), size))
-
-
-def assert_same(a, b, atol=0.0):
-    torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=atol)
 
 
 # Our own loop ---------------------------------------------------------------------------------------------------------

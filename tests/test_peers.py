@@ -1,11 +1,14 @@
-"""What the tests of other packages assert, in our words: does it hold here? And what the bench times next to ours."""
+"""What the tests of other packages assert, in our words: does it hold here? And what the bench times next to ours.
 
-import copy
+More of it is asked elsewhere: every base and wrapper of theirs in test_bases.py, what they refuse in test_errors.py,
+frozen layers in test_properties.py, groups and schedulers in test_contract.py.
+"""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from old_sam import OldSAM, assert_close, assert_same, batches, net, two_steps
+from conftest import problem, sgd
+from old_sam import OldSAM, assert_close, batches, net, two_steps
 from peers import PEERS, ReleasedESAM, TwoStepSAM
 from torch import nn
 
@@ -14,23 +17,9 @@ from esam import SAM, compat
 from esam.bench.config import Bench
 from esam.bench.steps import bench_steps
 
-pytestmark = pytest.mark.filterwarnings("ignore:::pytorch_optimizer", "ignore:::schedulefree")
+pytestmark = pytest.mark.filterwarnings("ignore:::pytorch_optimizer")
 
 # pytorch_optimizer ---------------------------------------------------------------------------------------------------
-
-THEIR_OWN = {
-    "adahessian sophiah": "second derivatives, for which a backward must keep its graph",
-    "alig lbfgs": "a closure of their own",
-    "adalomo adammini lomo": "the model in place of its parameters",
-    "adago adamuon distributedmuon muonclip normuon": "groups that say which tensors are matrices",
-    "muon spectralsphere": "matrices only",
-    "bsam ranger21": "the number of samples or steps",
-    "demo": "another package",
-}
-"""Which of their optimizers want more than parameters and a rate, and what."""
-
-
-X = torch.ones(8, 6).double()
 
 
 def taken(optimizer, model, data, loss_of=F.cross_entropy):
@@ -41,62 +30,6 @@ def taken(optimizer, model, data, loss_of=F.cross_entropy):
 
 def base_of(name):
     return getattr(torch.optim, name, None) or getattr(pytest.importorskip("pytorch_optimizer"), name)
-
-
-def test_a_radius_of_zero_is_every_base_of_theirs_bit_for_bit():
-    """Adadelta, whose groups have a ``rho`` too, is among them."""
-    theirs = pytest.importorskip("pytorch_optimizer")
-    data, failed, moved = [(x.float(), y) for x, y in batches(4)], set(), 0
-    for name in theirs.get_supported_optimizers():
-        try:
-            model, twin = net(norm=False).float(), net(norm=False).float()
-            ours = SAM(theirs.load_optimizer(name)(model.parameters(), lr=1e-3), model, rho=0.0)
-            base = theirs.load_optimizer(name)(twin.parameters(), lr=1e-3)
-            torch.manual_seed(5)
-            taken(ours, model, data)
-            torch.manual_seed(5)
-            for x, y in data:
-                base.zero_grad()
-                F.cross_entropy(twin(x), y).backward()
-                base.step()
-        except Exception:
-            failed.add(name)
-            continue
-        assert_same(model, twin)
-        moved += not torch.equal(model[0].weight, net(norm=False).float()[0].weight)
-    assert failed == {name for names in THEIR_OWN for name in names.split()}
-    assert moved >= 100
-
-
-WRAPPERS = {
-    "Lookahead": lambda base: base_of("Lookahead")(base, k=3),
-    "OrthoGrad": lambda base: base_of("OrthoGrad")(base),
-    "ScheduleFreeWrapper": lambda base: base_of("ScheduleFreeWrapper")(base),
-    "schedulefree": lambda base: pytest.importorskip("schedulefree").SGDScheduleFree(base.param_groups, lr=0.1),
-}
-
-
-@pytest.mark.parametrize("name", WRAPPERS)
-def test_a_base_that_wraps_another_trains_and_resumes_bit_for_bit(name):
-    def started(saved=None):
-        model = net(norm=False)
-        base = WRAPPERS[name](torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
-        getattr(base, "train", lambda: None)()
-        optimizer = esam.LookSAM(base, model, rho=0.1, k=2, seed=3)
-        if saved is not None:
-            model.load_state_dict(saved[0])
-            optimizer.load_state_dict(saved[1])
-        return model, optimizer
-
-    data = list(batches(7))
-    whole, optimizer = started()
-    taken(optimizer, whole, data)
-    first, optimizer = started()
-    taken(optimizer, first, data[:3])
-    again, resumed = started(copy.deepcopy((first.state_dict(), optimizer.state_dict())))
-    taken(resumed, again, data[3:])
-    assert_same(again, whole)
-    assert resumed.steps == 7
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -124,35 +57,6 @@ def test_a_logistic_regression_loses_half_of_its_loss(method, base):
     assert losses[-1] < 0.5 * losses[0]
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda optimizer, model: optimizer.step(), r"step\(loss_of, x, y\)"),
-        (
-            lambda optimizer, model: optimizer.step(lambda: model(torch.ones(8, 6).double()).sum().backward()),
-            "hand the",
-        ),
-        (lambda optimizer, model: SAM(optimizer.base, model, rho=-0.1), "rho must be"),
-        (lambda optimizer, model: SAM(optimizer.base, model, rho=float("nan")), "rho must be"),
-        (lambda optimizer, model: SAM(optimizer.base, model, rho="wide"), "rho must be"),
-        (lambda optimizer, model: optimizer.step(lambda x: {"a": model(x).mean()}, X), "dict"),
-    ],
-    ids=["no closure", "their closure", "negative", "nan", "text", "composer's dict of losses"],
-)
-def test_what_they_refuse_is_refused_with_a_remedy(call, said):
-    model = net()
-    with pytest.raises(ValueError, match=said):
-        call(SAM(torch.optim.SGD(model.parameters(), lr=0.1), model), model)
-
-
-def test_a_frozen_layer_stays_and_the_rest_moves():
-    model = net(norm=False)
-    model[0].requires_grad_(False)
-    taken(SAM(torch.optim.SGD(model.parameters(), lr=0.1), model), model, batches(3))
-    same = [torch.equal(a, b) for a, b in zip(model.parameters(), net(norm=False).parameters(), strict=True)]
-    assert same == [True, True, False, False]
-
-
 # davda54/sam, optax, composer ----------------------------------------------------------------------------------------
 
 
@@ -177,17 +81,6 @@ def test_a_parabola_is_descended_to_its_minimum(method, base):
     torch.testing.assert_close(model.weight, torch.ones(1, 3).double(), rtol=0, atol=0.02)  # twice the radius
 
 
-def test_groups_and_a_schedulers_rate_are_the_bases_own():
-    """Of composer."""
-    model = net()
-    base = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = SAM(base, model)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
-    taken(optimizer, model, batches(1))
-    scheduler.step()
-    assert optimizer.param_groups is base.param_groups and base.param_groups[0]["lr"] == 0.05
-
-
 def test_looksam_without_its_memory_is_composers_interval():
     """With an interval of ten, twenty steps call the loss 22 times."""
     (one, two), calls = (net(norm=False), net(norm=False)), []
@@ -204,41 +97,26 @@ def test_looksam_without_its_memory_is_composers_interval():
 
 # What the bench times ------------------------------------------------------------------------------------------------
 
-BATCH = 12
-
-
-def problem():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-    base = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    return model, base, torch.randn(BATCH, 6).double(), torch.randint(0, 3, (BATCH,))
-
 
 def test_the_two_step_pattern_takes_sams_steps():
-    model, base, x, y = problem()
-    mine, own_base, _, _ = problem()
-    pattern = TwoStepSAM(base)
+    p, q = problem(), problem()
+    pattern, ours = TwoStepSAM(sgd(p)), SAM(sgd(q), q.model)
     for _ in range(5):
-        F.cross_entropy(model(x), y).backward()
-        pattern.first_step()
-        F.cross_entropy(model(x), y).backward()
-        pattern.second_step()
-    taken(SAM(own_base, mine), mine, [(x, y)] * 5)
-    assert_close(model, mine, 1e-10)
+        for half in (pattern.first_step, pattern.second_step):
+            p.loss_of(p.x, p.y).mean().backward()
+            half()
+        q.step(ours)
+    assert_close(p.model, q.model, 1e-10)
 
 
 def test_the_released_form_pays_three_forward_passes_and_returns_to_theta_before_it_steps():
-    model, base, x, y = problem()
-    optimizer = ReleasedESAM(base, model)
-    sizes = []
-    model.register_forward_hook(lambda module, inputs, output: sizes.append((len(output), output.requires_grad)))
-    before = [w.detach().clone() for w in model.parameters()]
-    base.param_groups[0]["lr"] = 0.0
-    optimizer.step(x, y)
+    p, sizes = problem(), []
+    optimizer, before = ReleasedESAM(sgd(p, lr=0.0), p.model), p.weights
+    p.model.register_forward_hook(lambda module, inputs, output: sizes.append((len(output), output.requires_grad)))
+    optimizer.step(p.x, p.y)
     # the ranking pass has no graph; of the half that it keeps, the one at the cutoff is lost
-    assert sizes == [(BATCH, True), (BATCH, False), (BATCH // 2 - 1, True)]
-    for w, old in zip(model.parameters(), before, strict=True):
-        torch.testing.assert_close(w.detach(), old, rtol=0, atol=1e-12)
+    assert sizes == [(12, True), (12, False), (5, True)]
+    torch.testing.assert_close(p.weights, before, rtol=0, atol=1e-12)
 
 
 def test_without_sds_the_released_form_still_ranks():

@@ -80,13 +80,17 @@ def methods(draw):
     return name, {**drawn, **METHODS[name].settings}
 
 
+def fixed_batch(size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(size, FEATURES, dtype=torch.float64, generator=generator)
+    return x, torch.randint(0, CLASSES, (size,), generator=generator)
+
+
 @st.composite
 def batches(draw, most=9):
     """Inputs and targets; ``ties`` repeats the first sample."""
     size = draw(st.integers(1, most))
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
-    x = torch.randn(size, FEATURES, dtype=torch.float64, generator=generator)
-    y = torch.randint(0, CLASSES, (size,), generator=generator)
+    x, y = fixed_batch(size, draw(st.integers(0, 99)))
     if draw(st.booleans()):
         ties = draw(st.integers(1, size))
         x[:ties], y[:ties] = x[0], y[0]
@@ -285,27 +289,22 @@ def test_esam_is_the_papers_algorithm_whatever_the_network_and_the_shares(net, b
 
 
 @steady
-@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), m=st.integers(1, 12))
-@example(sizes=[2, 2], m=2)
-def test_groups_of_m_partition_the_batch_in_order_and_each_runs_twice(sizes, m):
-    model = nn.Linear(1, 1)
-    calls = []
-
-    def closure_of_micro_batch(n):
-        def closure(keep):
-            calls.append((n, range(sizes[n])[keep] if isinstance(keep, slice) else keep.tolist()))
-            return model(torch.ones(sizes[n], 1)[keep]).square().flatten()
-
-        return closure
-
-    optimizer = SAM(torch.optim.SGD(model.parameters(), lr=0.1), model, m=m)
-    optimizer.step([closure_of_micro_batch(n) for n in range(len(sizes))], batch_size=sizes)
-    seen = [(n, list(which)) for n, which in calls]
-    if any(size > m for size in sizes):  # once, the whole is compared with its parts
-        first = next(n for n, size in enumerate(sizes) if size > m)
-        seen.remove((first, list(range(sizes[first]))))
-    groups = [(n, list(range(a, min(a + m, size)))) for n, size in enumerate(sizes) for a in range(0, size, m)]
-    assert seen == [call for group in groups for call in (group, group)]
+@given(net=plain_nets, sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4), m=st.integers(1, 12))
+@example(net={"widths": [2], "norm": "none", "dropout": 0.0, "seed": 0}, sizes=[2, 2], m=2)
+def test_groups_of_m_samples_in_order_each_take_sams_step_by_themselves_and_run_twice(net, sizes, m):
+    ends = list(itertools.accumulate(sizes, initial=0))
+    x, y = fixed_batch(ends[-1], net["seed"])
+    run, model = Run(net, ("sam", {}), (x, y), m=m, cuts=ends[1:-1]), build(net)
+    weights = list(model.parameters())
+    total = [torch.zeros_like(w) for w in weights]
+    groups = [range(i, min(i + m, b)) for a, b in itertools.pairwise(ends) for i in range(a, b, m)]
+    for group in groups:
+        losses = lambda keep, own=list(group): F.cross_entropy(model(x[own][keep]), y[own][keep], reduction="none")  # noqa: E731
+        for t, g in zip(total, reference.sam(losses, weights, 0.05), strict=True):
+            t += g * len(group) / len(y)
+    run.step()
+    assert_same([w.grad for w in run.model.parameters()], total, 1e-12)
+    assert len(run.calls) == 2 * len(groups) + any(size > m for size in sizes)  # once, a whole beside its parts
 
 
 @steady
@@ -321,9 +320,7 @@ def test_m_of_the_batch_or_more_is_no_m_at_all_bit_for_bit(net, method, batch, m
 @settings(steady, max_examples=60)
 @given(net=plain_nets, method=methods(), cuts=st.sets(st.integers(1, 8), min_size=1, max_size=4))
 def test_micro_batches_equal_the_one_big_batch_for_any_split(net, method, cuts):
-    generator = torch.Generator().manual_seed(net["seed"])
-    x = torch.randn(9, FEATURES, dtype=torch.float64, generator=generator)
-    batch = x, torch.randint(0, CLASSES, (9,), generator=generator)
+    batch = fixed_batch(9, net["seed"])
     whole, split = Run(net, method, batch), Run(net, method, batch, cuts=tuple(sorted(cuts)))
     for _ in range(3):
         torch.testing.assert_close(whole.step(), split.step(), rtol=0, atol=1e-12)

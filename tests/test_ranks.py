@@ -33,7 +33,7 @@ CHOOSERS = {
 }
 """Methods that choose samples: each rank does among its own, so one process would choose others."""
 SHARDED = ("looksam", "esam-swp", "ae-sam")
-"""Methods that are trained in shards too, for fewer epochs: every step of theirs is compared in test_sharded.py."""
+"""Methods that are trained in shards too, for fewer epochs: every step of theirs is compared in test_distributed.py."""
 FEW = 3
 COUNTED_STEPS = 20
 COUNTED = list(EXCHANGES)
@@ -61,16 +61,14 @@ def settings_of(name, total):
     return {key: value for key, value in wanted.items() if key == "seed" or key in METHODS[name].options()}
 
 
-def fitted(name, ranks, *, build=None, strategy="ddp", epochs=EPOCHS, checkpoint=None, stop=None, total=EPOCHS):
+def fitted(name, ranks, *, strategy="ddp", epochs=EPOCHS, checkpoint=None):
     """Train by the trainer's loop; return weights, training losses and test figures of every epoch."""
     count = EVEN if name in CHOOSERS else SAMPLES
     train = Batches(samples(count), BATCH, seed=5)
     test = [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
     model, whole = spread(net(), strategy, ranks)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    row = METHODS[name]
-    make = build or row.build
-    optimizer = make(base, model, **{**row.settings, **settings_of(name, total * len(train))})
+    optimizer = METHODS[name](base, model, **settings_of(name, EPOCHS * len(train)))
     seen = []
     fit(model, optimizer, train, test, epochs=epochs, ranks=ranks, checkpoint=checkpoint, on_epoch=seen.append)
     figures = [(line["train_loss"], line["test_loss"], line["test_accuracy"], line["images"]) for line in seen]
@@ -79,23 +77,6 @@ def fitted(name, ranks, *, build=None, strategy="ddp", epochs=EPOCHS, checkpoint
 
 
 # What runs on each rank -----------------------------------------------------------------------------------------------
-
-
-def seen_rows(ranks):
-    """Return which samples this rank counted in an epoch of each kind of batches, in the order of the batches."""
-    rows = torch.arange(SAMPLES)
-    found = {}
-    images = rows.byte().view(-1, 1, 1, 1).expand(-1, 1, 8, 8)
-    kinds = {
-        "task": Batches((rows.double()[:, None], rows), BATCH, seed=5),
-        "pictures": Batches((images, rows), BATCH, transform=Normalise((0.0,), (1.0,)), seed=5),
-    }
-    for name, batches in kinds.items():
-        found[name] = [part.y[: part.counted].tolist() for part in batches.parts(1, ranks.share)]
-        found[f"{name}, in order"] = [part.y[: part.counted].tolist() for part in batches.parts_in_order(ranks.share)]
-    whole = [(rows[a : a + BATCH], rows[a : a + BATCH]) for a in range(0, SAMPLES, BATCH)]
-    found["cut"] = [part.y[: part.counted].tolist() for part in ranks.share.parts(whole)]
-    return found
 
 
 def resumed(ranks, folder, strategy, name="base-ema"):
@@ -187,7 +168,6 @@ def refused(command):
 def cases(rank, folder):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), ESAM_CACHE=str(folder / "cache"))
     ranks = Ranks.current()
-    yield "rows", functools.partial(seen_rows, ranks)
     for name in METHODS:
         yield ("ddp", name), functools.partial(fitted, name, ranks)
     for name in SHARDED:
@@ -246,25 +226,36 @@ def assert_within(a, b):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["task", "pictures", "task, in order", "pictures, in order", "cut"])
-def test_every_sample_is_some_ranks_once_and_a_steps_parts_make_up_the_batch_of_one_process(ranks, kind):
-    parts = [seen["rows"][kind] for seen in ranks]
-    joined = [one + other for one, other in zip(*parts, strict=True)]
-    shuffled = Batches(samples(SAMPLES), BATCH, seed=5).order(1)
-    order = shuffled if kind in ("task", "pictures") else torch.arange(SAMPLES)
-    assert joined == [rows.tolist() for rows in torch.split(order, BATCH)]
-    assert sorted(row for rows in joined for row in rows) == list(range(SAMPLES))
-
-
 @pytest.mark.parametrize("augment", ["none", "shift", "basic", "cutout", "inception"])
 def test_the_parts_of_a_batch_are_augmented_as_the_whole_is(augment):
     images = torch.randint(0, 256, (10, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
     batches = Batches((images, torch.arange(10)), 7, transform=Normalise((0.5,) * 3, (0.2,) * 3), augment=augment)
-    parts = [list(batches.parts(2, Share(rank, 3))) for rank in range(3)]
-    for number, (x, y) in enumerate(batches.epoch(2)):
-        assert torch.equal(torch.cat([own[number].y[: own[number].counted] for own in parts]), y)
+    for (joined, rows), (x, y) in zip(
+        joined_parts(lambda share: batches.parts(2, share)), batches.epoch(2), strict=True
+    ):
+        assert torch.equal(rows, y)
         # not bit for bit: a vector kernel may round the end of a shorter batch otherwise
-        torch.testing.assert_close(torch.cat([own[number].x[: own[number].counted] for own in parts]), x)
+        torch.testing.assert_close(joined, x)
+
+
+def joined_parts(parts_of, ranks=3):
+    """Return, batch by batch, what the ranks count of it, next to each other."""
+    shares = zip(*(parts_of(Share(rank, ranks)) for rank in range(ranks)), strict=True)
+    return [(torch.cat([o.x[: o.counted] for o in own]), torch.cat([o.y[: o.counted] for o in own])) for own in shares]
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_sample_is_some_ranks_once_and_a_steps_parts_make_up_the_batch_of_one_process(ranks):
+    """Shuffled, in order, and cut from batches that are whole already."""
+    rows = torch.arange(SAMPLES)
+    batches = Batches((rows.double()[:, None], rows), BATCH, seed=5)
+    whole = [(rows[a : a + BATCH], rows[a : a + BATCH]) for a in range(0, SAMPLES, BATCH)]
+    for parts_of, order in (
+        (lambda share: batches.parts(1, share), batches.order(1)),
+        (lambda share: batches.parts_in_order(share), rows),
+        (lambda share: share.parts(whole), rows),
+    ):
+        assert [y.tolist() for _, y in joined_parts(parts_of, ranks)] == [b.tolist() for b in order.split(BATCH)]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])

@@ -30,21 +30,28 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.fixture
+def photos(tmp_path):
+    return class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
+
+
+def trained_on(photos, **changes):
+    return dataclasses.replace(TINY, data=str(photos), train_size=None, **changes)
+
+
 # The data ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_record_tells_counts_classes_shape_and_normalisation_of_its_data(tmp_path):
-    photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
-    told = run(dataclasses.replace(TINY, data=str(photos), train_size=None), tmp_path / "run").data
+def test_a_record_tells_counts_classes_shape_and_normalisation_of_its_data(photos, tmp_path):
+    told = run(trained_on(photos), tmp_path / "run").data
     assert (told["train"], told["test"], told["classes"], told["shape"]) == (8, 2, ["cats", "dogs"], [3, 8, 8])
     assert told["of_each_class"] == {"train": [5, 3], "test": [1, 1]}
     assert len(told["mean"]) == len(told["std"]) == 3 and told["mean"][1:] == [0, 1]  # no green, all the blue
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(tmp_path, finished):
-    photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
-    config = dataclasses.replace(TINY, data=str(photos), train_size=None)
+def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(photos, tmp_path, finished):
+    config = trained_on(photos)
 
     def stop(metrics):
         if not finished and metrics["epoch"] == 2:
@@ -61,10 +68,8 @@ def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(tmp_path, fi
     assert files(tmp_path / "run") == before
 
 
-def test_a_comparison_of_changed_data_is_refused_before_anything_runs(tmp_path, monkeypatch):
-    photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
-    config = dataclasses.replace(TINY, data=str(photos), train_size=None, epochs=1)
-    runs = plan(Comparison(config, ("base",), (0, 1)), tmp_path / "out")
+def test_a_comparison_of_changed_data_is_refused_before_anything_runs(photos, tmp_path):
+    runs = plan(Comparison(trained_on(photos, epochs=1), ("base",), (0, 1)), tmp_path / "out")
     run(runs[0].config, runs[0].folder)
     (photos / "dogs" / "000.png").write_bytes((photos / "cats" / "005.png").read_bytes())
     with pytest.raises(ValueError, match="the data have changed since the run in"):
@@ -75,7 +80,7 @@ def test_the_same_pictures_in_another_folder_are_the_same_data(tmp_path):
     facts = []
     for name in ("here", "there"):
         photos = class_folders(tmp_path / name, {"cats": 6, "dogs": 4})
-        facts.append(run(dataclasses.replace(TINY, data=str(photos), train_size=None, epochs=0), tmp_path / "run"))
+        facts.append(run(trained_on(photos, epochs=0), tmp_path / "run"))
         (tmp_path / "run" / RECORD_NAME).unlink()
     assert facts[0].data == facts[1].data
 
@@ -187,41 +192,11 @@ def test_fit_keeps_the_last_good_checkpoint_when_the_loss_is_lost(tmp_path):
         def epoch(self, number):
             return iter([good if number < 3 else bad])
 
-    progress = fit(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        Batches(),
-        epochs=9,
-        checkpoint=Checkpoint(tmp_path),
-    )
+    base = torch.optim.SGD(model.parameters(), lr=0.1)
+    progress = fit(model, base, Batches(), epochs=9, checkpoint=Checkpoint(tmp_path))
     assert progress.diverged and progress.epoch == 3
     state = Checkpoint(tmp_path).load()
     assert state["progress"]["epoch"] == 2 and torch.isfinite(state["model"]["weight"]).all()
-
-
-# Numbers out of range ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"budget": math.nan}, "budget must be a finite number of seconds above 0, got nan"),
-        ({"budget": 0.0}, "budget"),
-        ({"lr": math.inf}, "lr must be a finite number of 0 or more, got inf"),
-        ({"lr": -0.1}, "lr"),
-        ({"momentum": 1.0}, "momentum"),
-        ({"weight_decay": math.nan}, "weight_decay"),
-        ({"epochs": -1}, "epochs"),
-        ({"evaluate_every": 0}, "evaluate_every"),
-        ({"threads": 100_000}, "threads must be in 1..1024"),
-        ({"label_noise": math.nan}, "label_noise"),
-        ({"method": "sam", "settings": {"rho": math.nan}}, "rho must be"),
-    ],
-)
-def test_a_number_out_of_its_range_is_refused_before_a_folder_is_made(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        run(dataclasses.replace(TINY, **change), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 # More epochs ---------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from old_sam import OldSAM, assert_close, assert_same, batches, net, plain_steps, two_steps
+from old_sam import assert_close, assert_same, batches, net, plain_steps
 from torch import nn
 
 import esam
@@ -306,17 +306,6 @@ def test_the_submissions_step_leaves_padded_samples_out_of_the_mean(submission):
 
 
 # Muon ----------------------------------------------------------------------------------------------------------------
-
-
-def test_sam_with_muon_as_base_steps_by_sams_gradient():
-    ours, theirs = (nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False)) for _ in "ab")
-    theirs.load_state_dict(ours.state_dict())
-    optimizer = esam.SAM(torch.optim.Muon(ours.parameters(), lr=0.02), ours, rho=0.1)
-    data = [(x.float(), y) for x, y in batches(5)]
-    for x, y in data:
-        optimizer.step(lambda x, y: F.cross_entropy(ours(x), y), x, y)
-    two_steps(theirs, OldSAM(theirs.parameters(), torch.optim.Muon, rho=0.1, lr=0.02), data)
-    assert_close(ours, theirs, 1e-4)  # Muon orthogonalises in bfloat16
 
 
 def test_the_spectral_eps_moves_every_direction_of_a_matrix_alike_and_follows_the_rate():

@@ -15,10 +15,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from esam import METHODS, GuidanceWarning
+from esam import GuidanceWarning
+from esam.optim import reference
 
 RANKS = 2
-SEVERAL = {name: row for name, row in METHODS.items() if name != "sam-on"}  # which wants norm layers
 BATCH = 8
 
 needs_gloo = pytest.mark.skipif(
@@ -186,67 +186,38 @@ def distance(a, b):
 # ESAM on several ranks, by hand ---------------------------------------------------------------------------------------
 
 
-class ESAMByHand:
-    """Each rank perturbs by its own gradient, or all by the mean of theirs; second gradients are averaged.
+class InBlocks(reference.ESAM):
+    """ESAM that selects within each block of the batch: what a rank has, or each of its micro-batches."""
 
-    With beta and gamma 1 it is SAM. ``micro_batches`` selects within each micro-batch; else within what a rank has.
+    blocks = ()
+
+    def b_plus(self, rise):
+        if self.gamma == 1:
+            return reference.EVERYTHING
+        return torch.cat([a + reference.ESAM.b_plus(self, rise[a:b]) for a, b in self.blocks])
+
+
+def esam_by_hand(steps, *, rho, beta, gamma, one_eps, cuts=(0, BATCH)):
+    """Train where each rank perturbs by its own gradient, or all by the mean of theirs; return the weights.
+
+    With beta and gamma 1 it is SAM. Second gradients are averaged; samples are selected between ``cuts`` of each rank.
     """
-
-    def __init__(self, model, *, rho, beta, gamma, one_eps, micro_batches=False, seed=3):
-        self.model, self.weights = model, list(model.parameters())
-        self.rho, self.beta, self.gamma = rho, beta, gamma
-        self.one_eps, self.micro_batches = one_eps, micro_batches
-        self.generator = torch.Generator().manual_seed(seed)
-        self.known = None
-
-    def gradient(self, batches, cuts=None):
-        """Return the gradient of one step on ``batches``, one a rank."""
-        count = len(self.weights)
-        first = [torch.autograd.grad(losses_of(self.model, *batch).mean(), self.weights) for batch in batches]
-        if self.one_eps:
-            first = [[sum(g) / len(first) for g in zip(*first, strict=True)]] * len(first)
-        drawn, scale = [True] * count, 1.0
-        if self.beta < 1:
-            drawn = (torch.rand(count, generator=self.generator) < self.beta).tolist()
-            if not any(drawn):
-                drawn[int(torch.randint(count, (), generator=self.generator))] = True
-            if self.known is None:
-                drawn, self.known = [True] * count, [0.0] * count
-            else:
-                scale = 1 / (self.beta + (1 - self.beta) ** count / count)
-        norms = [[float(g.norm()) for g in gradients] for gradients in first]
-        seconds = []
-        for batch, gradients, own in zip(batches, first, norms, strict=True):
-            length = math.hypot(*(own[n] if drawn[n] else self.known[n] for n in range(count)))
-            eps = [scale * self.rho * g / length * d for g, d in zip(gradients, drawn, strict=True)]
-            seconds.append(self._second(batch, eps, cuts if self.micro_batches else None))
-        if self.beta < 1:
-            mean = [math.sqrt(sum(own[n] ** 2 for own in norms) / len(norms)) for n in range(count)]
-            self.known = [mean[n] if drawn[n] else self.known[n] for n in range(count)]
-        return [sum(g) / len(seconds) for g in zip(*seconds, strict=True)]
-
-    def _second(self, batch, eps, cuts):
-        """Return the mean gradient at theta + eps of the samples whose loss rises most."""
-        x, y = batch
-        with torch.no_grad():
-            theta, before = [w.clone() for w in self.weights], losses_of(self.model, x, y)
-            for w, e in zip(self.weights, eps, strict=True):
-                w += e
-            rise = losses_of(self.model, x, y) - before
-        keep = []
-        for start, stop in itertools.pairwise(cuts or (0, len(x))):
-            highest = rise[start:stop].argsort(descending=True)[: max(1, round(self.gamma * (stop - start)))]
-            keep += (start + highest).tolist()
-        second = torch.autograd.grad(losses_of(self.model, x, y, sorted(keep)).mean(), self.weights)
-        with torch.no_grad():
-            for w, t in zip(self.weights, theta, strict=True):
-                w.copy_(t)
-        return second
-
-    def train(self, base, steps, cuts=None):
-        for step in steps:
-            gradients = self.gradient([batch_of(rank, step) for rank in range(RANKS)], cuts)
-            for w, g in zip(self.weights, gradients, strict=True):
-                w.grad = g
-            base.step()
-        return whole_weights(self.model)
+    model = mlp()
+    base, weights = sgd(model), list(model.parameters())
+    twins = [InBlocks(rho, beta, gamma, torch.Generator().manual_seed(3)) for _ in range(1 if one_eps else RANKS)]
+    for twin in twins:
+        starts = range(0, BATCH * RANKS if one_eps else BATCH, BATCH)
+        twin.blocks = [(start + a, start + b) for start in starts for a, b in itertools.pairwise(cuts)]
+    for step in steps:
+        batches = [joined(step)] if one_eps else [batch_of(rank, step) for rank in range(RANKS)]
+        each = [
+            twin(functools.partial(losses_of, model, *batch), weights)
+            for twin, batch in zip(twins, batches, strict=True)
+        ]
+        for w, *gradients in zip(weights, *each, strict=True):
+            w.grad = sum(gradients) / len(gradients)
+        norms = [math.hypot(*own) / len(own) ** 0.5 for own in zip(*(t.last_norm for t in twins), strict=True)]
+        for twin in twins:  # what is remembered is the mean over ranks, of squares
+            twin.last_norm = norms
+        base.step()
+    return whole_weights(model)

@@ -1,0 +1,81 @@
+"""What tests of trainers share: batches, and our own loop in its three phases, which a trainer's steps must equal."""
+
+import functools
+import os
+
+import torch
+import torch.nn.functional as F
+from two_ranks import RANKS, on_two_ranks
+
+BATCHES, SIZE = 6, 8
+
+
+def data(dtype=torch.float64, batches=BATCHES):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(batches * SIZE, 6, dtype=dtype, generator=generator)
+    return [(x[i : i + SIZE], x[i : i + SIZE, :3].argmax(1)) for i in range(0, len(x), SIZE)]
+
+
+def loss_function(net, optimizer, factor=1.0, cast=None):
+    """Return a loss function: a loss for each sample where the method reads them, else their mean."""
+
+    def loss_of(x, y):
+        with torch.autocast("cpu", cast, enabled=cast is not None, cache_enabled=False):
+            losses = F.cross_entropy(net(x), y, reduction="none") * factor
+        return losses if optimizer.needs_losses else losses.mean()
+
+    return loss_of
+
+
+def in_phases(
+    net, optimizer, loader, *, epochs=1, window=1, clip=None, scaler=None, cast=None, broken=None, after=lambda: None
+):
+    """Train; return the loss of each micro-batch. The losses of the step ``broken`` are infinite."""
+    torch.manual_seed(7)
+    windows = [loader[start : start + window] for start in range(0, len(loader), window)]
+    losses = []
+    for step, micro_batches in enumerate(windows * epochs):
+        loss_of = loss_function(net, optimizer, torch.inf if step == broken else 1.0, cast)
+        losses += [optimizer.accumulate(loss_of, *batch, scaler=scaler).mean() for batch in micro_batches]
+        optimizer.gradient()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        if clip is not None:
+            clip(net.parameters(), 0.01)
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        after()
+    return losses
+
+
+def assert_same(a, b, atol=0.0):
+    """Equal bit for bit, buffers too, or so near."""
+    torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=atol)
+
+
+# Two processes --------------------------------------------------------------------------------------------------------
+
+ON_RANKS = [("sam", 1), ("sam", 2), ("esam", 1), ("slicesam", 1)]
+"""Methods, and how many micro-batches a step has."""
+
+
+def rank_cases(rank, both):
+    """Name what runs on each rank: ``both(name, window, loader)`` trains by the trainer and by our loop."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": RANKS}
+    os.environ |= {key: str(value) for key, value in names.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    loader = data(batches=2 * BATCHES)[rank::RANKS]
+    for name, window in ON_RANKS:
+        yield (name, window), functools.partial(both, name, window, loader)
+
+
+def alike_on_two_ranks(folder, cases):
+    """Run the cases; the ranks must end alike, by the trainer and by our loop. Return what they saw."""
+    first, second = on_two_ranks(folder, cases, fork=True)
+    for case in ON_RANKS:
+        trainers, ours = (net.state_dict() for net in first[case])
+        torch.testing.assert_close(trainers, ours, rtol=0, atol=0)
+        torch.testing.assert_close(trainers, second[case][0].state_dict(), rtol=0, atol=0)
+    return first, second
