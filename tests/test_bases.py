@@ -197,3 +197,17 @@ def test_a_wrapper_as_base_is_itself_at_rho_zero_counts_steps_and_resumes_bit_fo
         for _ in range(2):
             q.step(again)
         assert_same(p.weights, q.weights)
+
+
+def test_a_bases_own_train_and_eval_are_reached_where_a_trainer_asks_for_them():
+    p = dense()
+    optimizer = SAM(schedule_free(torch.optim.SGD(p.model.parameters(), lr=0.05)), p.model)
+    for _ in range(3):
+        p.step(optimizer)
+    trained_at = copy.deepcopy(p.model.state_dict())
+    optimizer.eval()
+    assert any(not torch.equal(trained_at[name], value) for name, value in p.model.state_dict().items())
+    optimizer.train()
+    for name, value in p.model.state_dict().items():
+        torch.testing.assert_close(value, trained_at[name])
+    assert not hasattr(SAM(torch.optim.SGD(p.model.parameters(), lr=0.05), p.model), "eval")
