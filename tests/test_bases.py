@@ -201,7 +201,7 @@ def test_a_wrapper_as_base_is_itself_at_rho_zero_counts_steps_and_resumes_bit_fo
 
 def test_a_bases_own_train_and_eval_are_reached_where_a_trainer_asks_for_them():
     p = dense()
-    optimizer = SAM(schedule_free(torch.optim.SGD(p.model.parameters(), lr=0.05)), p.model)
+    optimizer = SAM(schedule_free(torch.optim.SGD(p.model.parameters(), lr=0.05, momentum=0.9)), p.model)
     for _ in range(3):
         p.step(optimizer)
     trained_at = copy.deepcopy(p.model.state_dict())
