@@ -1,9 +1,12 @@
 """Batches that any run can repeat, labels made wrong to the number asked for, and subsets that stay balanced."""
 
+import os
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
 from esam.train.batches import Batches, Normalise
 from esam.train.datasets import channel_statistics
@@ -153,3 +156,22 @@ def test_a_fifth_of_each_class_is_held_out_and_a_class_of_one_stays_in_training(
     kept, held = held_out(labels)
     assert labels[held].bincount(minlength=3).tolist() == [10, 20, 0]
     assert torch.equal(torch.cat([kept, held]).sort().values, torch.arange(151))
+
+
+class Numbers(Dataset):
+    """Tells, with each sample, which process read it."""
+
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, row):
+        return torch.tensor([float(row), float(os.getpid())]), row
+
+
+def test_a_dataset_of_ones_own_is_read_by_worker_processes_in_the_same_order():
+    here, there = (Batches(Numbers(), 8, seed=3, workers=workers) for workers in (0, 2))
+    ours, theirs = list(here.epoch(1)), list(there.epoch(1))
+    assert [y.tolist() for _, y in ours] == [y.tolist() for _, y in theirs]
+    assert {float(x[0, 1]) for x, _ in ours} == {float(os.getpid())}
+    readers = {float(pid) for x, _ in theirs for pid in x[:, 1]}
+    assert float(os.getpid()) not in readers and len(readers) == 2

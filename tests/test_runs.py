@@ -14,7 +14,7 @@ from picture_makers import own_datasets, parquet, table
 
 from esam import METHODS
 from esam.train import Checkpoint, Config, evaluate, loop, run, runner
-from esam.train.build import batches_of, build_optimizer, chosen_device, prepared_model
+from esam.train.build import batches_of, build_optimizer, build_parts, chosen_device, prepared_model
 from esam.train.datasets import load_data
 from esam.train.record import RECORD_NAME, read_record
 
@@ -306,3 +306,13 @@ def test_remarks_threads_and_the_device_do_not_make_another_run():
     assert Config(method="sam", notes=("a",), threads=3, device="cpu").id() == plain.id()
     assert Config(method="sam", settings={"rho": 0.05}).id() == plain.id()  # its default, said
     assert Config(method="sam", settings={"rho": 0.1}).id() != plain.id()
+
+
+def test_a_compiled_model_keeps_its_names_and_how_a_run_is_computed_does_not_change_which_run_it_is(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, *args, **kwargs: compiled.append(self))
+    model = build_parts(dataclasses.replace(TINY, compile=True)).model
+    assert compiled == [model]
+    ways = [{"workers": 1}, {"compile": True}, {"device": "cpu"}, {"threads": 2}]
+    assert {dataclasses.replace(TINY, **way).id() for way in ways} == {TINY.id()}
+    assert Config.from_json({**TINY.as_json(), "strategy": "ddp", "checkpointing": False}) == TINY  # earlier records

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .augment import find_augmentation
-from .distributed import Part, Rows, Share
+from .distributed import Part, Ranks, Rows
 from .draws import generator_for
 from .samples import Batch, Samples, as_pair, on_device, rows_of, sample_count
 
@@ -66,46 +66,41 @@ class Batches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the shuffled, augmented batches of epoch ``number``."""
-        return (part[:2] for part in self.parts(number, Share()))
+        return (part[:2] for part in self.parts(Ranks(), number))
 
     def __iter__(self) -> Iterator[Batch]:
         """Give every sample once, in stored order and not augmented: for evaluation."""
-        return (part[:2] for part in self.parts_in_order(Share()))
+        return (part[:2] for part in self.parts(Ranks()))
 
-    def parts(self, number: int, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches of epoch ``number``; nothing else is read, and draws are the same."""
-        crops = ("augment", self._seed, number) if self._crops else None
-        for index, (rows, x, y) in enumerate(self._read(self.order(number), share, crops)):
-            if self._augment is None or self._crops:
+    def parts(self, ranks: Ranks, number: int | None = None) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``, or of all in order; nothing else is read.
+
+        What is drawn at random is the same, however many ranks there are.
+        """
+        key = ("augment", self._seed, number or 0)
+        for index, (rows, x, y) in enumerate(self._read(ranks, number, key)):
+            if number is None or self._augment is None or self._crops:
                 x = self._transform(x)
             else:
-                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), rows)
-            yield self._part(x, y, rows)
+                x = self._augment(x, self._transform, generator_for(*key, index), rows)
+            if isinstance(x, Tensor) and x.dim() == 4:
+                x = x.contiguous(memory_format=self._memory_format)
+            yield Part(x, y, rows.counted, rows.whole)
 
-    def parts_in_order(self, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches in stored order."""
-        for rows, x, y in self._read(torch.arange(sample_count(self._samples)), share):
-            yield self._part(self._transform(x), y, rows)
-
-    def _part(self, x: Any, y: Tensor, rows: Rows) -> Part:
-        if isinstance(x, Tensor) and x.dim() == 4:
-            x = x.contiguous(memory_format=self._memory_format)
-        return Part(x, y, rows.counted, rows.whole)
-
-    def _read(
-        self, order: Tensor, share: Share, crops: tuple[str | int, ...] | None = None
-    ) -> Iterator[tuple[Rows, Any, Tensor]]:
+    def _read(self, ranks: Ranks, number: int | None, key: tuple[Any, ...]) -> Iterator[tuple[Rows, Any, Tensor]]:
         """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
+        order = torch.arange(sample_count(self._samples)) if number is None else self.order(number)
         batches = torch.split(order, self.batch_size)
-        places = [share.rows(len(batch)) for batch in batches]
+        places = [ranks.rows(len(batch)) for batch in batches]
         wanted = [batch[rows.slice] for batch, rows in zip(batches, places, strict=True)]
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
             moved = (rows.to(self._device) for rows in wanted)
             read: Iterator[Batch] = ((rows_of(inputs, rows), targets[rows]) for rows in moved)
         else:
-            cropped = self._samples.cropped(crops) if crops is not None else self._samples  # type: ignore[attr-defined]
-            read = read_rows(cropped, wanted, workers=self._workers, device=self._device)
+            crops = self._crops and number is not None
+            samples = self._samples.cropped(key) if crops else self._samples  # type: ignore[attr-defined]
+            read = read_rows(samples, wanted, workers=self._workers, device=self._device)
         for rows, (x, y) in zip(places, read, strict=True):
             yield rows, x, y
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 
 from esam.optim import SharpnessAware
-from esam.optim.buffers import kept_buffers
 
 from .augment import find_augmentation
 from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
 from .datasets import check_memory, load_data
-from .distributed import STRATEGIES, Ranks, Whole, blocks_of, local_rank, spread
+from .distributed import Ranks, in_parallel, local_rank
 from .evaluation import PRECISIONS, Metric
 from .loop import SCHEDULES, Epochs
 from .models import build_model, fastest_memory_format
@@ -79,8 +75,6 @@ class Parts:
     ordered: Iterable[Batch]
     """The training data once, in order: the training accuracy at the end is measured on them."""
     device: torch.device
-    whole: Whole
-    """Gives the model as one process has it."""
     metric: Metric | None = None
 
 
@@ -105,9 +99,11 @@ def build_parts(
     layout = fastest_memory_format(model)
     train, test, ordered = batches_of(config, task, device, layout) if batches is None else batches(task, device)
     steps = config.epochs * len(train) if config.budget is None else None
-    model, whole = spread(compiled_or_recomputed(model, config), config.strategy, Ranks.current())
+    if config.compile:
+        model.compile()  # in place: its weights keep their names
+    model = in_parallel(model, Ranks.current())
     optimizer = build_optimizer(config, model, base=base(model), total_steps=steps)
-    return Parts(task, facts, model, optimizer, train, test, ordered, device, whole, metric)
+    return Parts(task, facts, model, optimizer, train, test, ordered, device, metric)
 
 
 def configured_task(config: Config) -> Task:
@@ -179,47 +175,9 @@ def check_choices(config: Config) -> None:
     _check_choice("optimizer", config.optimizer, BASE_TITLES)
     _check_choice("schedule", config.schedule, SCHEDULES)
     _check_choice("precision", config.precision, PRECISIONS)
-    _check_choice("strategy", config.strategy, STRATEGIES)
     find_augmentation(config.augment)
 
 
 def _check_choice(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
-
-
-def compiled_or_recomputed(model: nn.Module, config: Config) -> nn.Module:
-    """Return the model, changed in place as the configuration asks for; its weights keep their names."""
-    if config.checkpointing:
-        recompute_blocks(model)
-    if config.compile:
-        parts = blocks_of(model) if config.strategy == "fsdp" else []
-        for part in parts or [model]:  # shards are gathered block by block, outside of the graphs
-            part.compile()
-    return model
-
-
-def recompute_blocks(model: nn.Module) -> None:
-    """Let each block of a model keep only its input, and run again when backward comes to it.
-
-    Running again moves no buffer: running statistics move once a step, as without it.
-    """
-    blocks = blocks_of(model)
-    if not blocks:
-        raise ValueError(
-            "checkpointing runs blocks again, and the model has no layers that repeat in an nn.Sequential or "
-            "nn.ModuleList; leave it out"
-        )
-    for block in blocks:
-        block.forward = functools.partial(_run_again, block, block.forward)
-
-
-def _run_again(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*inputs, **named)
-    contexts = functools.partial(_contexts, block)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
-
-
-def _contexts(block: nn.Module) -> tuple[Any, Any]:
-    return nullcontext(), kept_buffers(block)

@@ -18,7 +18,7 @@ from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint, Progress, Resumable
 from .config import Config, did_you_mean
-from .distributed import Part, Ranks, share_buffers
+from .distributed import Ranks
 from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
 from .samples import Batch, Inputs, on_device, outputs_of
 
@@ -103,8 +103,8 @@ def fit(
             torch's random numbers and a DataLoader's own generator continue.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
         metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
-        ranks: Those that train together; ``model`` is then in DistributedDataParallel or sharded, and ``train`` gives
-            the same batches on every rank, which takes its part of each. Rank 0 writes.
+        ranks: Those that train together; ``model`` is then in DistributedDataParallel, and ``train`` gives the same
+            batches on every rank, which takes its part of each. Rank 0 writes.
         on_batch: Called before each batch with the epoch, the batch's number and how many an epoch has.
     """
     ranks = ranks or Ranks()
@@ -131,7 +131,6 @@ def fit(
     pace = _Pace(schedule if callable(schedule) else None, epochs, budget, ranks)
     while not (progress.diverged or pace.over(progress)):
         metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler, on_batch)
-        share_buffers(model, ranks)
         if isinstance(schedule, LRScheduler):
             schedule.step()
         ends = progress.diverged or pace.over(progress)
@@ -188,7 +187,7 @@ def _train_epoch(
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device, ranks = next(model.parameters()).device, pace.ranks
-    parts = _parts(train, progress.epoch + 1, ranks)
+    parts = ranks.parts(train, progress.epoch + 1)
     steps = _length(train)
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
@@ -202,7 +201,7 @@ def _train_epoch(
         if on_batch is not None:
             on_batch(progress.epoch + 1, number, steps or 0)
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
-        x, y, weight = on_device(part.x, device), part.y.to(device), ranks.share.weight(part)
+        x, y, weight = on_device(part.x, device), part.y.to(device), ranks.weight(part)
 
         def loss_of(x: Inputs, y: Tensor, weight: float = weight) -> Tensor:
             samples["forward"] += len(y)
@@ -248,14 +247,6 @@ def _train_epoch(
         "backwards": progress.backwards,
         **({"ranks": ranks.count} if ranks.several else {}),
     }
-
-
-def _parts(train: Epochs | Iterable[Batch], number: int, ranks: Ranks) -> Iterator[Part]:
-    """Give this rank's part of each batch; batches that know how to be cut read nothing else."""
-    if ranks.several and hasattr(train, "parts"):
-        found: Iterator[Part] = train.parts(number, ranks.share)
-        return found
-    return ranks.share.parts(train.epoch(number) if isinstance(train, Epochs) else train)
 
 
 def _length(train: Epochs | Iterable[Batch]) -> int | None:
