@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from conftest import mlp, normalised, same
 from torch import nn
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from esam import ESAM, METHODS, SAM
@@ -41,10 +40,9 @@ def sgd(model, lr=0.1):
 # A user's own model, data and loss -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)])
-def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand(build):
+def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand():
     model, twin = built(), built()
-    optimizer, base = build(model), build(twin)
+    optimizer, base = sgd(model), sgd(twin)
 
     torch.manual_seed(7)  # shuffling and dropout draw from torch's own stream
     fit(model, optimizer, DataLoader(samples(), batch_size=8, shuffle=True), epochs=3)
@@ -161,15 +159,6 @@ def test_groups_keep_their_ratio_under_a_schedule():
     optimizer.register_step_pre_hook(lambda base, *_: seen.append([g["lr"] for g in base.param_groups]))
     fit(model, optimizer, batches(16), epochs=1, schedule=lambda progress: 1 - progress)
     assert seen == [[0.4, 0.1], [0.2, 0.05]]
-
-
-def test_a_torch_scheduler_steps_after_each_epoch():
-    model = built(mlp)
-    optimizer = sgd(model)
-    seen, metrics = rates(optimizer), []
-    fit(model, optimizer, batches(16), epochs=3, schedule=ExponentialLR(optimizer, 0.5), on_epoch=metrics.append)
-    assert seen == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
-    assert [m["lr"] for m in metrics] == [0.1, 0.05, 0.025]  # the rate that the epoch was trained with
 
 
 class Stream(IterableDataset):
@@ -332,10 +321,6 @@ def test_a_model_that_is_looked_at_more_often_trains_the_same(every):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epochs": -1}, "epochs"),
-        ({"budget": 0}, "budget"),
-        ({"evaluate_every": 0}, "evaluate_every"),
-        ({"precision": "fp61"}, "Did you mean 'fp16'"),
         ({"train": []}, "no batch in epoch 1"),
         ({"train": iter(batches()), "epochs": 2}, "no batch in epoch 2; an iterator"),
         ({"test": []}, "nothing to evaluate"),
@@ -347,15 +332,6 @@ def test_what_cannot_be_trained_is_refused_with_a_reason(arguments, message):
     given = {"train": batches(), "epochs": 1, **arguments}
     with pytest.raises(ValueError, match=message):
         fit(model, ESAM(sgd(model), model), given.pop("train"), given.pop("test", None), **given)
-
-
-def test_a_scheduler_that_wants_a_loss_is_refused_before_any_training():
-    model = built(mlp)
-    optimizer = sgd(model)
-    before = [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match="on_epoch"):
-        fit(model, optimizer, batches(), epochs=1, schedule=ReduceLROnPlateau(optimizer))
-    assert all(map(torch.equal, before, model.parameters()))
 
 
 def test_no_epochs_train_nothing():

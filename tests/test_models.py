@@ -12,11 +12,17 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from esam.train.models import MODELS, build_model, fastest_memory_format
-from esam.train.models.parts import block_plan
-from esam.train.models.pyramidnet import PyramidBlock, pyramidnet
-from esam.train.models.resnet import Residual, basic_body, bottleneck_resnet, padded_shortcut
+from esam.train.models.convolutional import (
+    PyramidBlock,
+    Residual,
+    WideBlock,
+    basic_body,
+    block_plan,
+    bottleneck_resnet,
+    padded_shortcut,
+    pyramidnet,
+)
 from esam.train.models.vit import Attention, VisionTransformer
-from esam.train.models.wide_resnet import WideBlock
 
 BUILD = {name: row.build for name, row in MODELS.items()}
 BUILD["bottleneck"] = partial(bottleneck_resnet, (1, 1, 1, 1))

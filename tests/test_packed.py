@@ -7,8 +7,7 @@ from pathlib import Path
 import pack_records
 import pytest
 
-from esam.train.packed import is_pack, read_pack, write_pack
-from esam.train.record import RecordWriter, read_record, read_records
+from esam.train.record import RecordWriter, read_pack, read_record, read_records, write_pack
 
 ROOT = Path(__file__).parent.parent
 
@@ -48,7 +47,7 @@ def test_what_is_no_pack_is_refused_with_a_remedy(tmp_path):
     with pytest.raises(ValueError, match="is no pack .* restore the file"):
         read_pack(path)
     path.write_bytes(lzma.compress(b'{"name": 1}\n'))
-    with pytest.raises(ValueError, match="line 1: no packed file"):
+    with pytest.raises(ValueError, match="is no pack"):
         read_pack(path)
     with pytest.raises(ValueError, match="ends with .jsonl.xz"):
         write_pack(tmp_path / "x.zip", {})
@@ -59,7 +58,6 @@ def test_what_is_no_pack_is_refused_with_a_remedy(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.jsonl.xz")), ids=lambda path: path.name)
 def test_the_committed_packs_can_be_read_and_name_no_machine(path):
-    assert is_pack(path)
     for name, lines in read_pack(path).items():
         text = json.dumps(lines)
         assert lines and "/home/" not in text and "/work/" not in text, name

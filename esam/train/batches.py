@@ -218,31 +218,25 @@ class _Streams:
     """Random streams of torch, Python and NumPy that are in the place of the global ones inside the block."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        outside = _states()
+        self.seed, self._other = seed, _states()
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed)
-        self._inside = _states()
-        _set_states(outside)
+        self._exchange()
 
-    def __enter__(self) -> None:
-        self._outside = _states()
-        _set_states(self._inside)
+    def _exchange(self, *error: object) -> None:
+        """Put the global streams and the other ones in each other's place."""
+        now = _states()
+        torch.set_rng_state(self._other[0])
+        random.setstate(self._other[1])
+        if self._other[2] is not None:
+            sys.modules["numpy"].random.set_state(self._other[2])
+        self._other = now
 
-    def __exit__(self, *error: object) -> None:
-        self._inside = _states()
-        _set_states(self._outside)
+    __enter__ = __exit__ = _exchange
 
 
 def _states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_states(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])

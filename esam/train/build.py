@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from esam.analysis.doctor import StepMonitor, watching
 from esam.optim import SharpnessAware
 
 from .augment import find_augmentation
@@ -17,10 +20,10 @@ from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
 from .datasets import check_memory, load_data
 from .distributed import Ranks, in_parallel, local_rank
-from .evaluation import PRECISIONS, Metric
+from .evaluation import PRECISIONS, Metric, autocast
 from .loop import SCHEDULES, Epochs
 from .models import build_model, fastest_memory_format
-from .samples import Batch, Samples
+from .samples import Batch, Inputs, Samples, outputs_of
 from .task import Facts, Task, as_task, data_facts, make_model
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
@@ -181,3 +184,22 @@ def check_choices(config: Config) -> None:
 def _check_choice(name: str, value: str, known: Collection[str]) -> None:
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
+
+
+def examine(config: Config, steps: int) -> StepMonitor:
+    """Take some steps of a run, at its first learning rate, and return what was seen; nothing is written."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    parts = build_parts(config)
+
+    def loss_of(x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        with autocast(parts.device, config.precision):
+            return parts.task.loss(outputs_of(parts.model, x), y)
+
+    parts.model.train()
+    batches = itertools.chain.from_iterable(map(parts.train.epoch, itertools.count(1)))
+    with watching(parts.optimizer) as watch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the findings say the same, with a remedy
+        for x, y in itertools.islice(batches, steps):
+            parts.optimizer.step(loss_of, x, y)
+    return watch

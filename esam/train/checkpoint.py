@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from esam.files import remove_unfinished, write_atomically
 from esam.optim import SharpnessAware
@@ -113,20 +115,23 @@ class Progress:
 
 
 class Resumable:
-    """The parts of a run that have a state: model, optimizer, scaler, scheduler, and its random streams."""
+    """The parts of a run that have a state: model, optimizer, scaler, and its random streams."""
 
-    def __init__(self, parts: dict[str, Any], loader: object, device: torch.device, ranks: Ranks) -> None:
-        parts = {**parts, "model": unwrapped(parts["model"])}
-        self.parts = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
-        self.device, self.ranks = device, ranks
-        # a DataLoader and its sampler may draw from generators of their own instead of the global one
-        owners = (loader, getattr(loader, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
-        self.generators = [generator for generator in found if isinstance(generator, torch.Generator)]
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: SharpnessAware,
+        scaler: GradScaler | None,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        self.model, self.optimizer, self.device, self.ranks = unwrapped(model), optimizer, device, ranks
+        scalers = {} if scaler is None else {"scaler": scaler}
+        self.parts: dict[str, Any] = {"model": self.model, "optimizer": optimizer, **scalers}
 
     def save(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Write everything that going on bit for bit needs: one file, whatever the number of ranks."""
-        random: dict[str, Any] = {"cpu": torch.get_rng_state(), "loader": [g.get_state() for g in self.generators]}
+        random: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             random["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
         of_ranks = self.ranks.all_of(random)
@@ -137,10 +142,10 @@ class Resumable:
 
     def _evaluated(self) -> State:
         """Return the weights to use, where an optimizer has others than those that it trains: an average, say."""
-        if type(self.parts["optimizer"]).evaluation_weights is SharpnessAware.evaluation_weights:
+        if type(self.optimizer).evaluation_weights is SharpnessAware.evaluation_weights:
             return {}
-        with self.parts["optimizer"].evaluation_weights():
-            return {"evaluated": copy.deepcopy(self.parts["model"].state_dict())}
+        with self.optimizer.evaluation_weights():
+            return {"evaluated": copy.deepcopy(self.model.state_dict())}
 
     def load(self, checkpoint: Checkpoint | None) -> Progress:
         """Take everything back and return how far the run had come; a fresh start if nothing was saved.
@@ -184,8 +189,6 @@ class Resumable:
         torch.set_rng_state(random["cpu"].cpu())
         if self.device.type != "cpu":
             torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
-        for generator, value in zip(self.generators, random.get("loader", []), strict=False):
-            generator.set_state(value.cpu())
 
     def _reseed_rank(self, epoch: int) -> None:
         """Give a rank but the first a random stream of its own: dropout must not drop the same on each."""

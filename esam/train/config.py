@@ -204,25 +204,15 @@ _NO_LONGER = ("strategy", "checkpointing")
 
 def find_method(name: str) -> Method:
     """Return the registry's row of that name; ``package.module:Class`` is a method of the user's own."""
-    from esam.optim import METHODS
+    from esam.optim import METHODS, method_of
 
     if is_factory(name):
-        return _user_method(name)
-    if name not in METHODS:
+        from .task import find_factory
+
+        find_factory(name)  # in the working folder too; it says what is wrong
+    elif name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
-    return METHODS[name]
-
-
-def _user_method(name: str) -> Method:
-    from esam.optim import Method, SharpnessAware
-
-    from .task import find_factory
-
-    found = find_factory(name)
-    if not (isinstance(found, type) and issubclass(found, SharpnessAware)):
-        raise ValueError(f"{name} must be a class that derives from esam.SharpnessAware, got {found!r:.80}")
-    summary = (found.__doc__ or "A method of your own.").splitlines()[0]
-    return Method(found.__name__, summary, found, None, lambda _: math.nan)
+    return method_of(name)
 
 
 FACTORY = re.compile(r"[\w.-]+:[\w.]*")

@@ -2,6 +2,8 @@
 
 A record is a JSON-lines file in the run's folder: one "run" line (what was asked, and where it ran), one "epoch" line
 an epoch, one "end" line. JSON has no NaN or infinity: a number that is not finite is written as null and read as None.
+
+A pack holds many of them: JSON lines, one a record, compressed by xz; the same records are the same bytes.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import lzma
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,10 +25,9 @@ from typing import Any
 
 from esam.files import with_disk_full_hint, write_atomically, write_through
 
-from .packed import SUFFIX, is_pack, read_pack
-
 FORMAT = 1
 RECORD_NAME = "record.jsonl"
+PACK_SUFFIX = ".jsonl.xz"
 
 Line = dict[str, Any]
 
@@ -186,10 +188,17 @@ def read_records(folder: str | Path, *, broken: list[str] | None = None) -> list
     A record that cannot be read is refused; with a list ``broken``, what is wrong goes there and the others are read.
     """
     folder = Path(folder)
-    if not folder.is_dir() and not (is_pack(folder) and folder.exists()):
-        raise ValueError(f"{folder} is not a folder: give the folder that holds the runs, or a pack (NAME{SUFFIX})")
+    if folder.name.endswith(PACK_SUFFIX) and folder.is_file():
+        packed = {folder / name: lines for name, lines in read_pack(folder).items()}
+        texts = [(path, b"".join(map(encode, lines))) for path, lines in packed.items() if path.name == RECORD_NAME]
+    elif folder.is_dir():
+        texts = [(path, path.read_bytes()) for path in folder.rglob(RECORD_NAME)]
+    else:
+        raise ValueError(
+            f"{folder} is not a folder: give the folder that holds the runs, or a pack (NAME{PACK_SUFFIX})"
+        )
     records = []
-    for path, data in sorted(_texts(folder)):
+    for path, data in sorted(texts):
         try:
             records.append(_record_of(path, data))
         except ValueError as error:
@@ -199,14 +208,26 @@ def read_records(folder: str | Path, *, broken: list[str] | None = None) -> list
     return sorted(records, key=lambda record: (record.name, record.seed))
 
 
-def _texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Give the records of a folder or a pack, each with the path that it has or had."""
-    if is_pack(folder):
-        for name, lines in read_pack(folder).items():
-            if Path(name).name == RECORD_NAME:
-                yield folder / name, b"".join(map(encode, lines))
-    else:
-        yield from ((path, path.read_bytes()) for path in folder.rglob(RECORD_NAME))
+def write_pack(path: str | Path, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the lines of files, by their names within the pack, as one pack."""
+    path = Path(path)
+    if not path.name.endswith(PACK_SUFFIX):
+        raise ValueError(f"a pack's name ends with {PACK_SUFFIX}, got {path.name}")
+    texts = (
+        json.dumps({"name": name, "lines": list(files[name])}, allow_nan=False, separators=(",", ":"))
+        for name in sorted(files)
+    )
+    write_atomically(path, lzma.compress("".join(f"{text}\n" for text in texts).encode("ascii"), preset=9))
+
+
+def read_pack(path: str | Path) -> dict[str, list[Line]]:
+    """Return the lines of the files of a pack, by name."""
+    try:
+        texts = lzma.decompress(Path(path).read_bytes()).splitlines()
+        packed = [json.loads(text) for text in texts]
+        return {str(file["name"]): list(file["lines"]) for file in packed}
+    except (lzma.LZMAError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is no pack ({error!r}); restore the file") from error
 
 
 def config_id(config: Mapping[str, Any]) -> str:

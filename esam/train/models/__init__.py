@@ -9,11 +9,8 @@ import torch
 from torch import nn
 
 from esam.train.config import did_you_mean
-from esam.train.models.pyramidnet import pyramidnet
-from esam.train.models.resnet import bottleneck_resnet, resnet18, thin_resnet
-from esam.train.models.small import cnn, mlp
+from esam.train.models.convolutional import bottleneck_resnet, cnn, mlp, pyramidnet, resnet18, thin_resnet, wide_resnet
 from esam.train.models.vit import VisionTransformer
-from esam.train.models.wide_resnet import wide_resnet
 
 __all__ = ["MODELS", "Model", "build_model", "fastest_memory_format"]
 
