@@ -177,7 +177,6 @@ def test_noise_and_subset_touch_training_only_and_the_mask_tells_the_truth():
     [
         ({"label_noise": 20}, r"must be in \[0, 1\], got 20"),
         ({"train_size": 5_000}, r"train_size must be in 1\.\.1438"),
-        ({"size": 0}, "size must be 1 or more"),
         ({"label_column": "label"}, "digits has no columns"),
     ],
 )

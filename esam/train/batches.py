@@ -15,10 +15,12 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from .augment import find_augmentation
 from .distributed import Part, Ranks, Rows
 from .draws import generator_for
-from .samples import Batch, Samples, as_pair, on_device, rows_of, sample_count
+from .samples import Batch, Samples, as_pair, bytes_of, on_device, rows_of, sample_count
 
 Transform = Callable[[Tensor], Tensor]
 """A batch of inputs as they are stored -> as the model takes them."""
+MOST_ON_DEVICE = 2**30
+"""Bytes of inputs that move to the device at once; more stay where they are, and batches move."""
 
 
 class Batches:
@@ -27,9 +29,8 @@ class Batches:
     The order of epoch n depends on (seed, n) alone, and the augmentation of its batch b on (seed, n, b) alone. So a
     resumed run, or another method with the same seed, sees the very same batches; the global generator is never used.
 
-    Tensors move to the device once. The rows of a Dataset are read by ``workers`` processes (0: in this one; None: as
-    many as the Dataset asks for). ``augment`` and ``transform`` are applied to whole batches on the device; Datasets
-    that crop while they decode draw by the same rule.
+    Tensors move to the device once, unless they are large. The rows of a Dataset are read by ``workers`` processes (0
+    or None: in this one). ``augment`` and ``transform`` are applied to whole batches on the device.
     """
 
     def __init__(
@@ -44,17 +45,11 @@ class Batches:
         memory_format: torch.memory_format = torch.contiguous_format,
         workers: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-        if workers is not None and workers < 0:
-            raise ValueError(f"workers must be 0 or more, got {workers}")
         self.batch_size, self._seed, self._device = batch_size, seed, torch.device(device)
         self._memory_format, self._transform = memory_format, transform or _unchanged
-        self._augment = None if augment == "none" else find_augmentation(augment)
-        self._crops = augment == "inception" and getattr(samples, "crops", False)
-        self._workers = getattr(samples, "workers", 0) if workers is None else workers
-        held = isinstance(samples, tuple)
-        self._samples = (on_device(samples[0], device), samples[1].to(device)) if held else samples
+        self._augment, self._workers = find_augmentation(augment), workers or 0
+        small = isinstance(samples, tuple) and bytes_of(samples[0]) <= MOST_ON_DEVICE
+        self._samples = (on_device(samples[0], device), samples[1].to(device)) if small else samples
 
     def __len__(self) -> int:
         """Give the number of batches in an epoch."""
@@ -77,17 +72,16 @@ class Batches:
 
         What is drawn at random is the same, however many ranks there are.
         """
-        key = ("augment", self._seed, number or 0)
-        for index, (rows, x, y) in enumerate(self._read(ranks, number, key)):
-            if number is None or self._augment is None or self._crops:
+        for index, (rows, x, y) in enumerate(self._read(ranks, number)):
+            if number is None:
                 x = self._transform(x)
             else:
-                x = self._augment(x, self._transform, generator_for(*key, index), rows)
+                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), rows)
             if isinstance(x, Tensor) and x.dim() == 4:
                 x = x.contiguous(memory_format=self._memory_format)
             yield Part(x, y, rows.counted, rows.whole)
 
-    def _read(self, ranks: Ranks, number: int | None, key: tuple[Any, ...]) -> Iterator[tuple[Rows, Any, Tensor]]:
+    def _read(self, ranks: Ranks, number: int | None) -> Iterator[tuple[Rows, Any, Tensor]]:
         """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
         order = torch.arange(sample_count(self._samples)) if number is None else self.order(number)
         batches = torch.split(order, self.batch_size)
@@ -95,12 +89,10 @@ class Batches:
         wanted = [batch[rows.slice] for batch, rows in zip(batches, places, strict=True)]
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
-            moved = (rows.to(self._device) for rows in wanted)
-            read: Iterator[Batch] = ((rows_of(inputs, rows), targets[rows]) for rows in moved)
+            placed = (rows.to(targets.device) for rows in wanted)
+            read: Iterator[Batch] = ((on_device(rows_of(inputs, r), self._device), targets[r]) for r in placed)
         else:
-            crops = self._crops and number is not None
-            samples = self._samples.cropped(key) if crops else self._samples  # type: ignore[attr-defined]
-            read = read_rows(samples, wanted, workers=self._workers, device=self._device)
+            read = read_rows(self._samples, wanted, workers=self._workers, device=self._device)
         for rows, (x, y) in zip(places, read, strict=True):
             yield rows, x, y
 
@@ -113,7 +105,7 @@ def read_rows(
         _Rows(samples),
         batch_sampler=[rows.tolist() for rows in batches],
         num_workers=workers,
-        collate_fn=_Collated(getattr(samples, "collate", default_collate)),
+        collate_fn=_collate,
         pin_memory=device.type == "cuda",
         generator=generator_for("workers"),  # else the loader draws its seed from the global generator
     )
@@ -141,15 +133,9 @@ class _Rows(Dataset[Any]):
             return error
 
 
-class _Collated:
-    """Makes a batch of rows, or gives the first error among them."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, rows: list[Any]) -> Any:
-        errors = [row for row in rows if isinstance(row, ValueError)]
-        return errors[0] if errors else self._collate(rows)
+def _collate(rows: list[Any]) -> Any:
+    """Make a batch of rows, or give the first error among them."""
+    return next((row for row in rows if isinstance(row, ValueError)), None) or default_collate(rows)
 
 
 def _unchanged(x: Tensor) -> Tensor:

@@ -57,7 +57,6 @@ def build_optimizer(
 
 def configured_base(config: Config, model: nn.Module) -> Optimizer:
     """Return the configured base optimizer."""
-    _check_choice("optimizer", config.optimizer, BASE_TITLES)
     if config.optimizer == "sgd":
         return torch.optim.SGD(
             model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay

@@ -73,7 +73,7 @@ class Config:
     threads: int | None = None
     """CPU threads; None: torch's own choice."""
     workers: int | None = None
-    """Processes that decode ahead of need; None: 2 for pictures that are too many for memory, else none."""
+    """Processes that read a Dataset of your own ahead of need; None: none."""
     compile: bool = False
     """Compile the model (torch.compile): faster on GPUs once it has compiled."""
 

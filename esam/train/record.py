@@ -32,7 +32,7 @@ PACK_SUFFIX = ".jsonl.xz"
 Line = dict[str, Any]
 
 _TYPES: dict[str, dict[str, type]] = {
-    "run": {"name": str, "method": str, "seed": int, "config": dict, "environment": dict},
+    "run": {"format": int, "name": str, "method": str, "seed": int, "config": dict, "environment": dict},
     "epoch": {"epoch": int},
     "end": {"status": str, "test_accuracy": dict},
 }
@@ -97,10 +97,9 @@ class RecordWriter:
     but it cannot invent lines that the checkpoint is ahead of.
     """
 
-    def __init__(self, record: RunRecord) -> None:  # use create or resume
-        self.path = record.path
-        self._epoch = record.last_epoch
-        self._ended = record.end is not None
+    def __init__(self, path: Path) -> None:  # use create or resume
+        record = read_record(path)
+        self.path, self._lines = path, [record.run, *record.epochs]
 
     @classmethod
     def create(cls, path: str | Path, run: Mapping[str, Any]) -> RecordWriter:
@@ -115,7 +114,7 @@ class RecordWriter:
         _check_line(json.loads(line), f"{path}, line 1")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, line)
-        return cls(read_record(path))
+        return cls(path)
 
     @classmethod
     def resume(cls, path: str | Path, *, epoch: int, changes: Mapping[str, Any] | None = None) -> RecordWriter:
@@ -129,26 +128,20 @@ class RecordWriter:
         kept = [line for line in record.epochs if line["epoch"] <= epoch]
         first = {**record.run, **(changes or {})}
         write_atomically(record.path, b"".join(encode(line) for line in [first, *kept]))
-        return cls(read_record(record.path))
+        return cls(record.path)
 
     def epoch(self, **values: Any) -> None:
         """Append the line of one epoch: epoch=1, lr=..., train_loss=..., and so on."""
-        number = values.get("epoch")
-        if not isinstance(number, int) or number <= self._epoch:
-            raise ValueError(f"epoch must be a whole number above {self._epoch}, the last one recorded, got {number!r}")
         self._append({"kind": "epoch", **values})
-        self._epoch = number
 
     def end(self, **values: Any) -> None:
         """Append the last line: the run's results, with status="finished" unless told otherwise."""
         self._append({"kind": "end", "status": "finished", "test_accuracy": {}, **values})
-        self._ended = True
 
     def _append(self, line: Line) -> None:
-        if self._ended:
-            raise ValueError(f"{self.path} has its end line already: continue it with RecordWriter.resume")
         data = encode(line)
         _check_line(json.loads(data), str(self.path))
+        _check_place(line, self._lines, str(self.path))
         size = self.path.stat().st_size
         try:
             write_through(self.path, os.O_WRONLY | os.O_APPEND, data)
@@ -156,6 +149,7 @@ class RecordWriter:
             with suppress(OSError):
                 os.truncate(self.path, size)
             raise with_disk_full_hint(error, self.path) from error
+        self._lines.append(line)
 
 
 def read_record(path: str | Path) -> RunRecord:
@@ -257,8 +251,12 @@ def _finite(text: str) -> float | None:
 def _check_line(line: Any, where: str) -> None:
     if not isinstance(line, dict) or line.get("kind") not in _TYPES:
         raise ValueError(f'{where}: expected an object of kind "run", "epoch" or "end"; restore the file, or remove it')
-    if line["kind"] == "run":
-        _check_format(line.get("format"), where)
+    number = line.get("format")
+    if line["kind"] == "run" and isinstance(number, int) and number > FORMAT:
+        raise ValueError(
+            f"{where}: written by a newer version of esam (format {number}, this one reads up to {FORMAT}): "
+            "upgrade with pip install -U torch-esam"
+        )
     for key, kind in _TYPES[line["kind"]].items():
         if not isinstance(line.get(key), kind):
             raise ValueError(f'{where}: "{key}" must be of type {kind.__name__}, got {line.get(key)!r}')
@@ -268,16 +266,6 @@ def _check_line(line: Any, where: str) -> None:
     for key, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ValueError(f'{where}: "{key}" must be a number or null, got {value!r}')
-
-
-def _check_format(number: Any, where: str) -> None:
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(f'{where}: "format" must be a whole number from 1, got {number!r}')
-    if number > FORMAT:
-        raise ValueError(
-            f"{where}: written by a newer version of esam (format {number}, this one reads up to {FORMAT}): "
-            "upgrade with pip install -U torch-esam"
-        )
 
 
 def _check_place(line: Line, before: list[Line], where: str) -> None:
