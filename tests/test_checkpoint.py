@@ -162,18 +162,6 @@ def test_a_damaged_checkpoint_is_reported_and_left_there_and_the_one_before_it_r
     assert contents(tmp_path) == before
 
 
-def test_a_run_whose_checkpoint_is_damaged_goes_on_from_the_one_before_it(tmp_path):
-    alone = Run(tmp_path / "alone", "esam").go()
-    Run(tmp_path / "run", "esam").stop(2)
-    path = Checkpoint(tmp_path / "run").path
-    path.write_bytes(flip(path.read_bytes()))
-    run = Run(tmp_path / "run", "esam")
-    with pytest.warns(UserWarning, match="cannot be read"):
-        run.go()
-    assert [m["epoch"] for m in run.metrics] == [2, 3]
-    assert same(run.end(), alone.end())
-
-
 def test_a_damaged_checkpoint_set_aside_never_takes_the_place_of_the_good_one(tmp_path):
     checkpoint = Checkpoint(tmp_path)
     for number in (1, 2):

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ OnBatch = Callable[[int, int, int], None]
 """(epoch from 1, batch from 0, batches of an epoch); called before each batch."""
 
 
-@runtime_checkable
 class Epochs(Protocol):
     """Batches that can give any epoch again; a plain iterable such as a DataLoader will do too."""
 
