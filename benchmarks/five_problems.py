@@ -106,7 +106,7 @@ def cifar10():
 
 def _small(split):
     """Return images shrunk by means of 2 x 2 pixels, and their labels."""
-    images, labels = split if isinstance(split, tuple) else split.in_memory()
+    images, labels = split
     return F.avg_pool2d(images.float() / 255, 2), labels
 
 
@@ -182,11 +182,10 @@ def write_pictures(folder):
 
     data = load_data("uoft-cs/cifar10")
     for part, count in PICTURES.items():
-        split = getattr(data, part)
-        wanted = torch.isin(split.labels, torch.tensor([data.classes.index(name) for name in ANIMALS]))
-        split = split.select(wanted.nonzero().flatten())
-        split = taken_rows(split, balanced_subset(class_labels("CIFAR-10", split), count))
-        for number, (image, label) in enumerate(zip(split.images, split.labels.tolist(), strict=True)):
+        images, labels = getattr(data, part)
+        wanted = torch.isin(labels, torch.tensor([data.classes.index(name) for name in ANIMALS])).nonzero().flatten()
+        rows = wanted[balanced_subset(labels[wanted], count)]
+        for number, (image, label) in enumerate(zip(images[rows], labels[rows].tolist(), strict=True)):
             path = folder / part / data.classes[label] / f"{number:04}.png"
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)

@@ -7,8 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from esam.train.packed import write_pack
-from esam.train.record import RECORD_NAME
+from esam.train.record import RECORD_NAME, write_pack
 
 EVERY = 10
 

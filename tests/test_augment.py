@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from esam.train import augment
-from esam.train.augment import AUGMENTATIONS, find_augmentation
+from esam.train.augment import AUGMENTATIONS
 from esam.train.batches import Normalise
 
 NINE = torch.arange(1, 10, dtype=torch.uint8).view(1, 1, 3, 3)
@@ -177,8 +177,3 @@ def test_an_augmentation_follows_its_generator_and_nothing_else(name, shape):
     assert torch.equal(torch.get_rng_state(), state)
     other = AUGMENTATIONS[name](images, normalise, generator(4))
     assert torch.equal(first, other) == (name == "none")
-
-
-def test_an_unknown_augmentation_is_answered_with_the_nearest_name():
-    with pytest.raises(ValueError, match="Did you mean 'cutout'"):
-        find_augmentation("cut_out")

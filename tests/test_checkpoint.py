@@ -8,8 +8,7 @@ import signal
 import pytest
 import torch
 from conftest import mlp, normalised, same
-from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
-from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from esam import METHODS
 from esam.train import Checkpoint, cosine, fit
@@ -31,7 +30,7 @@ def samples(dtype):
 class Run:
     """Everything that one start of a program builds; `go` trains it, and interrupts it where it is told to."""
 
-    def __init__(self, folder, method="sgd", schedule="cosine", precision="float32", order="global", seed=0):
+    def __init__(self, folder, method="sgd", precision="float32", seed=0):
         fp16 = precision == "fp16"
         self.precision, dtype = precision, torch.float32 if fp16 else torch.float64
         torch.manual_seed(seed)
@@ -39,20 +38,8 @@ class Run:
         base = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-3)
         settings = {"k": 3} if method == "looksam" else {"seed": seed}
         self.optimizer = base if method == "sgd" else METHODS[method](base, self.model, **settings)
-        schedulers = {
-            "cosine": lambda: cosine,
-            "torch": lambda: CosineAnnealingLR(self.optimizer, EPOCHS),
-            "one cycle": lambda: OneCycleLR(self.optimizer, 0.2, total_steps=EPOCHS + 1),
-        }
-        self.schedule = schedulers[schedule]()
         data = samples(dtype)
-        own = torch.Generator().manual_seed(seed + 5)
-        self.train = {
-            "global": lambda: DataLoader(data, batch_size=8, shuffle=True),
-            "loader's own": lambda: DataLoader(data, batch_size=8, shuffle=True, generator=own),
-            "sampler's own": lambda: DataLoader(data, batch_size=8, sampler=RandomSampler(data, generator=own)),
-        }[order]()
-        self.test = DataLoader(data, batch_size=16)
+        self.train, self.test = DataLoader(data, batch_size=8, shuffle=True), DataLoader(data, batch_size=16)
         self.checkpoint = Checkpoint(folder)
         self.metrics = []
 
@@ -78,7 +65,7 @@ class Run:
             self.test,
             epochs=epochs,
             loss=loss,
-            schedule=self.schedule,
+            schedule=cosine,
             precision=self.precision,
             checkpoint=self.checkpoint,
             on_epoch=on_epoch,
@@ -125,37 +112,22 @@ def test_a_run_interrupted_again_and_again_ends_bit_for_bit_as_if_left_alone(tmp
     assert_resumes(tmp_path, STOPS, method=method)
 
 
-@pytest.mark.parametrize(("method", "schedule"), [("sgd", "torch"), ("esam", "one cycle")])
-def test_a_torch_scheduler_goes_on_where_it_was(tmp_path, method, schedule):
-    assert_resumes(tmp_path, [{"stop_after": 2}, {"fail_in": 4}], method=method, schedule=schedule)
-
-
 def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path):
     assert_resumes(tmp_path, [{"stop_after": 2}, {"stop_after": 3}], method="esam", precision="fp16")
 
 
-@pytest.mark.parametrize("order", ["loader's own", "sampler's own"])
-def test_a_generator_of_the_loaders_own_goes_on_where_it_was(tmp_path, order):
-    assert_resumes(tmp_path, [{"stop_after": 2}], order=order)
-
-
 def test_the_checkpoint_alone_decides_how_a_run_goes_on(tmp_path):
-    alone = Run(tmp_path / "alone", "looksam", order="loader's own").go()
-    Run(tmp_path / "run", "looksam", order="loader's own").stop(2)
-    other = Run(
-        tmp_path / "run", "looksam", order="loader's own", seed=99
-    ).go()  # other weights, order, masks and rates
+    alone = Run(tmp_path / "alone", "looksam").go()
+    Run(tmp_path / "run", "looksam").stop(2)
+    other = Run(tmp_path / "run", "looksam", seed=99).go()  # other weights, order and masks
     assert same(other.model.state_dict(), alone.model.state_dict())
     assert same(other.end(), alone.end())
 
 
 def test_a_run_that_had_ended_trains_no_more_unless_it_is_given_more_epochs(tmp_path):
-    Run(tmp_path / "run", schedule="torch").go(epochs=2)
-    assert Run(tmp_path / "run", schedule="torch").go(epochs=2).metrics == []
-    longer = Run(tmp_path / "run", schedule="torch").go()
-    alone = Run(tmp_path / "alone", schedule="torch").go()
-    assert [m["epoch"] for m in longer.metrics] == [3]
-    assert same(longer.end(), alone.end())
+    Run(tmp_path).go(epochs=2)
+    assert Run(tmp_path).go(epochs=2).metrics == []
+    assert [m["epoch"] for m in Run(tmp_path).go().metrics] == [3]
 
 
 # Damaged -------------------------------------------------------------------------------------------------------------
@@ -188,18 +160,6 @@ def test_a_damaged_checkpoint_is_reported_and_left_there_and_the_one_before_it_r
     with pytest.warns(UserWarning, match=r"checkpoint.pt cannot be read .* the checkpoint before it"):
         assert same(checkpoint.load(), {"weights": torch.full((1000,), 1)})
     assert contents(tmp_path) == before
-
-
-def test_a_run_whose_checkpoint_is_damaged_goes_on_from_the_one_before_it(tmp_path):
-    alone = Run(tmp_path / "alone", "esam").go()
-    Run(tmp_path / "run", "esam").stop(2)
-    path = Checkpoint(tmp_path / "run").path
-    path.write_bytes(flip(path.read_bytes()))
-    run = Run(tmp_path / "run", "esam")
-    with pytest.warns(UserWarning, match="cannot be read"):
-        run.go()
-    assert [m["epoch"] for m in run.metrics] == [2, 3]
-    assert same(run.end(), alone.end())
 
 
 def test_a_damaged_checkpoint_set_aside_never_takes_the_place_of_the_good_one(tmp_path):
@@ -302,9 +262,9 @@ def test_a_kill_between_the_renames_loses_one_epoch_at_most(tmp_path, monkeypatc
 
 
 def test_a_checkpoint_without_a_part_that_is_needed_is_refused_with_its_name(tmp_path):
-    Run(tmp_path, schedule="cosine").go(epochs=1)
-    with pytest.raises(ValueError, match="without a schedule"):
-        Run(tmp_path, schedule="torch").go()
+    Run(tmp_path, precision="float32").go(epochs=1)
+    with pytest.raises(ValueError, match="without a scaler"):
+        Run(tmp_path, precision="fp16").go()
 
 
 def test_a_checkpoint_of_another_method_is_refused(tmp_path):

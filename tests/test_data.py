@@ -172,20 +172,6 @@ def test_noise_and_subset_touch_training_only_and_the_mask_tells_the_truth():
     assert not torch.equal(other.train[0], noisy.train[0])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"label_noise": 20}, r"must be in \[0, 1\], got 20"),
-        ({"train_size": 5_000}, r"train_size must be in 1\.\.1438"),
-        ({"size": 0}, "size must be 1 or more"),
-        ({"label_column": "label"}, "digits has no columns"),
-    ],
-)
-def test_a_wrong_option_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        load_data("digits", **options)
-
-
 @pytest.mark.skipif(LOCAL_COPIES is None, reason="ESAM_DATA names no folder with cifar10 and cifar100")
 def test_cifar_has_the_mean_deviation_and_classes_that_everybody_quotes(datasets, monkeypatch):
     monkeypatch.setenv("ESAM_DATA", LOCAL_COPIES)

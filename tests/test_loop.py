@@ -9,12 +9,11 @@ import torch.nn.functional as F
 from conftest import mlp, normalised, same
 from torch import nn
 from torch.amp import GradScaler
-from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from esam import ESAM, METHODS, SAM
 from esam.train import cosine, evaluate, fit, loop
-from esam.train.evaluation import class_accuracy, per_sample_cross_entropy
+from esam.train.evaluation import per_sample_cross_entropy
 
 
 def samples(count=40, dtype=torch.float64):
@@ -41,10 +40,9 @@ def sgd(model, lr=0.1):
 # A user's own model, data and loss -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("build", [sgd, lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)])
-def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand(build):
+def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand():
     model, twin = built(), built()
-    optimizer, base = build(model), build(twin)
+    optimizer, base = sgd(model), sgd(twin)
 
     torch.manual_seed(7)  # shuffling and dropout draw from torch's own stream
     fit(model, optimizer, DataLoader(samples(), batch_size=8, shuffle=True), epochs=3)
@@ -65,13 +63,10 @@ def test_a_torch_optimizer_trains_bit_for_bit_as_in_a_loop_written_by_hand(build
 def test_esam_trains_bit_for_bit_as_in_a_loop_written_by_hand():
     model = built()
     fit(model, ESAM(sgd(model), model, rho=0.1, seed=3), batches(), epochs=3)
-
-    twin = built()
+    twin = built()  # seeds dropout's stream again
     optimizer = ESAM(sgd(twin), twin, rho=0.1, seed=3)
-    for _ in range(3):
-        for x, y in batches():
-            optimizer.step(lambda keep, x=x, y=y: F.cross_entropy(twin(x[keep]), y[keep], reduction="none"))
-
+    for x, y in batches() * 3:
+        optimizer.step(lambda keep, x=x, y=y: F.cross_entropy(twin(x[keep]), y[keep], reduction="none"))
     assert same(model.state_dict(), twin.state_dict())
 
 
@@ -163,15 +158,6 @@ def test_groups_keep_their_ratio_under_a_schedule():
     assert seen == [[0.4, 0.1], [0.2, 0.05]]
 
 
-def test_a_torch_scheduler_steps_after_each_epoch():
-    model = built(mlp)
-    optimizer = sgd(model)
-    seen, metrics = rates(optimizer), []
-    fit(model, optimizer, batches(16), epochs=3, schedule=ExponentialLR(optimizer, 0.5), on_epoch=metrics.append)
-    assert seen == [0.1, 0.1, 0.05, 0.05, 0.025, 0.025]
-    assert [m["lr"] for m in metrics] == [0.1, 0.05, 0.025]  # the rate that the epoch was trained with
-
-
 class Stream(IterableDataset):
     def __iter__(self):
         return iter(samples(16))
@@ -212,11 +198,7 @@ def test_a_budget_that_ends_before_the_first_batch_of_an_epoch_reports_no_loss(c
     fit(model, sgd(model), batches(), epochs=10**9, budget=6.5, on_epoch=metrics.append)
     assert [m["images"] for m in metrics] == [40, 0]
     assert math.isnan(metrics[-1]["train_loss"]) and metrics[-1]["forwards"] == 1.0
-
-
-def test_the_epochs_end_a_run_whose_budget_is_not_spent(clock):
-    model = built(mlp)
-    assert fit(model, sgd(model), batches(), epochs=1, budget=1e6).epoch == 1
+    assert fit(model, sgd(model), batches(), epochs=1, budget=1e6).epoch == 1  # the epochs end it
 
 
 # What is counted and reported ----------------------------------------------------------------------------------------
@@ -276,21 +258,25 @@ def test_evaluation_gives_the_loss_and_accuracy_worked_out_by_hand():
     y = torch.tensor([0, 0, 1])
     model = nn.Linear(2, 2, bias=False).double()
     model.weight.data.copy_(torch.eye(2))
-    found = evaluate(model, [(x[:2], y[:2]), (x[2:], y[2:])])
+    found = evaluate(model, [(x[:2], y[:2]), (x[2:], y[2:])], by_class=True)
     # log(1 + e^-2), log(1 + e^2), log 2; the second is wrong, the third a tie that argmax gives to class 0. Libraries
     # for log and exp may differ in the last bits (1 unit is 2.2e-16), so a few dozen of them are allowed.
     assert found["test_loss"] == pytest.approx((2 * math.log1p(math.exp(-2)) + 2 + math.log(2)) / 3, rel=1e-14)
     assert found["test_accuracy"] == 1 / 3
-    assert class_accuracy(model, [(x[:2], y[:2]), (x[2:], y[2:])]) == [1 / 2, 0]
+    assert found["class_accuracy"] == [1 / 2, 0]
 
 
 def test_a_class_without_samples_has_no_accuracy_and_targets_that_are_no_classes_have_none_at_all():
     model, x = nn.Linear(2, 3), torch.randn(4, 2)
     model.weight.data.zero_()
     model.bias.data.copy_(torch.tensor([0.0, 0.0, 1.0]))
-    assert class_accuracy(model, [(x, torch.tensor([2, 2, 0, 0]))]) == [0, None, 1]
+
+    def by_class(targets):
+        return evaluate(model, [(x, targets)], lambda outputs, _: outputs.sum(1), by_class=True)["class_accuracy"]
+
+    assert by_class(torch.tensor([2, 2, 0, 0])) == [0, None, 1]
     for targets in (torch.rand(4, 3), torch.tensor([[0]] * 4), torch.tensor([0, 1, -100, 2])):
-        assert class_accuracy(model, [(x, targets)]) is None
+        assert by_class(targets) is None
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -328,10 +314,6 @@ def test_a_model_that_is_looked_at_more_often_trains_the_same(every):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"epochs": -1}, "epochs"),
-        ({"budget": 0}, "budget"),
-        ({"evaluate_every": 0}, "evaluate_every"),
-        ({"precision": "fp61"}, "Did you mean 'fp16'"),
         ({"train": []}, "no batch in epoch 1"),
         ({"train": iter(batches()), "epochs": 2}, "no batch in epoch 2; an iterator"),
         ({"test": []}, "nothing to evaluate"),
@@ -343,19 +325,3 @@ def test_what_cannot_be_trained_is_refused_with_a_reason(arguments, message):
     given = {"train": batches(), "epochs": 1, **arguments}
     with pytest.raises(ValueError, match=message):
         fit(model, ESAM(sgd(model), model), given.pop("train"), given.pop("test", None), **given)
-
-
-def test_a_scheduler_that_wants_a_loss_is_refused_before_any_training():
-    model = built(mlp)
-    optimizer = sgd(model)
-    before = [p.clone() for p in model.parameters()]
-    with pytest.raises(ValueError, match="on_epoch"):
-        fit(model, optimizer, batches(), epochs=1, schedule=ReduceLROnPlateau(optimizer))
-    assert all(map(torch.equal, before, model.parameters()))
-
-
-def test_no_epochs_train_nothing():
-    model = built(mlp)
-    before = [p.clone() for p in model.parameters()]
-    assert fit(model, sgd(model), batches(), epochs=0).epoch == 0
-    assert all(map(torch.equal, before, model.parameters()))

@@ -1,17 +1,13 @@
-"""Pictures that are odd or broken, a cache that heals, and streams that give the batches memory would give."""
+"""Pictures that are odd, broken or too many, and a cache that heals."""
 
-import numpy as np
 import pytest
 import torch
 from picture_makers import class_folders, own_cache, own_datasets, parquet, picture, reds, table
 from PIL import Image
 
-from esam.train.batches import Batches, Normalise
+from esam.train import datasets as esam_datasets
 from esam.train.datasets import load_data
-from esam.train.pictures import StreamedPictures
-
-# From Python 3.12 on, forking workers beside native threads warns; torch's DataLoader forks all the same.
-streams = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+from esam.train.pictures import Decoder
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +63,7 @@ def test_a_second_load_reads_the_cache_and_a_changed_picture_does_not(tmp_path, 
     folder = class_folders(tmp_path / "set", {"cat": 10})
     first = load_data(folder)
     with monkeypatch.context() as patch:
-        patch.setattr(StreamedPictures, "in_memory", lambda self: pytest.fail("decoded again"))
+        patch.setattr(Decoder, "decode_all", lambda *_: pytest.fail("decoded again"))
         again = load_data(folder)
     assert torch.equal(again.train[0], first.train[0])
     assert again.train[0].is_contiguous(memory_format=torch.channels_last)
@@ -105,68 +101,9 @@ def test_a_cache_that_cannot_be_written_is_only_a_warning(tmp_path, cache):
         assert len(load_data(class_folders(tmp_path / "set", {"cat": 10})).train[1]) == 8
 
 
-@streams
-def test_a_set_beyond_the_memory_limit_is_streamed_with_the_same_batches(tmp_path):
-    class_folders(tmp_path / "set" / "train", {"cat": 13, "dog": 12}, "jpg", (40, 30))
-    class_folders(tmp_path / "set" / "test", {"cat": 3, "dog": 4}, "jpg", (30, 40))
-    options = {"size": 16, "train_size": 20, "label_noise": 0.1}
-    whole, streamed = (load_data(tmp_path / "set", memory_limit=limit, **options) for limit in (2**30, 1_000))
-    assert isinstance(whole.train, tuple)
-    assert isinstance(streamed.train, StreamedPictures)
-    assert streamed.transform.mean == whole.transform.mean and streamed.transform.std == whole.transform.std
-    state = torch.get_rng_state()
-    for name, workers in (("train", 2), ("test", 0)):
-        memory, stream = (
-            Batches(getattr(data, name), 6, transform=data.transform, augment="cutout", seed=2, workers=workers)
-            for data in (whole, streamed)
-        )
-        for one, other in (
-            (memory.epoch(4), stream.epoch(4)),
-            (memory, stream),
-        ):
-            for (x, y), (u, v) in zip(one, other, strict=True):
-                assert torch.equal(x, u)
-                assert torch.equal(y, v)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-@streams
-def test_a_table_is_streamed_too(datasets, tmp_path):
-    folder = parquet(tmp_path / "set", train=table(datasets, 12), test=table(datasets, 5))
-    data = load_data(folder, memory_limit=100)
-    batches = Batches(data.test, 3, transform=Normalise((0.0, 0.0, 0.0), (1.0, 1.0, 1.0)), workers=1)
-    shades = torch.cat([x[:, 0, 0, 0] for x, _ in batches])
-    torch.testing.assert_close(shades * 25.5, torch.arange(5.0))
-
-
-@streams
-def test_a_worker_that_meets_a_broken_picture_names_it(tmp_path):
-    folder = class_folders(tmp_path / "set", {"cat": 40}, "jpg")
-    data = load_data(folder, memory_limit=100)
-    (folder / "cat" / "017.jpg").write_bytes(b"broken since")
-    with pytest.raises(ValueError, match=r"cat/017\.jpg"):
-        list(Batches(data.train, 40, transform=data.transform, workers=1))
-
-
-@streams
-def test_streamed_inception_crops_are_taken_of_the_whole_picture(tmp_path):
-    """One bright column at the left edge of wide pictures: the central square that a thumbnail keeps has none of it."""
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for number in range(8):
-            pixels = np.zeros((40, 120, 3), dtype=np.uint8)
-            pixels[:, :20] = 255
-            Image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
-    data = load_data(tmp_path, size=16, memory_limit=0)
-    assert isinstance(data.train, StreamedPictures) and data.train.in_memory()[0].max() == 0
-    seen = {}
-    for workers in (0, 2):
-        batches = Batches(
-            data.train, 5, transform=Normalise((0.0,) * 3, (1.0,) * 3), augment="inception", seed=1, workers=workers
-        )
-        seen[workers] = torch.cat([x for x, _ in batches.epoch(1)])
-    assert seen[0].shape[1:] == (3, 16, 16) and torch.equal(seen[0], seen[2])
-    bright = seen[0].amax((1, 2, 3)) > 0.9
-    assert bright.any() and not bright.all()  # a box of 8 to 100 % of the area reaches the edge now and then
-    again = torch.cat([x for x, _ in batches.epoch(2)])
-    assert not torch.equal(again, seen[0])
+def test_pictures_that_memory_cannot_hold_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
+    folder = class_folders(tmp_path / "set", {"cat": 5})
+    monkeypatch.setattr(esam_datasets, "available_memory", lambda: 2 * 5 * 3 * 8 * 8 - 1)
+    monkeypatch.setattr(Decoder, "decode_all", lambda *_: pytest.fail("decoded"))
+    with pytest.raises(ValueError, match=r"caching 5 pictures takes .* GB; lower size, or give a Dataset of your own"):
+        load_data(folder)

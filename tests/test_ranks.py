@@ -12,14 +12,14 @@ import pytest
 import torch
 from counting import Counting
 from torch import nn
+from torch.distributed.fsdp import fully_shard
 from two_ranks import RANKS, assert_near, needs_gloo, on_two_ranks
 
 from esam import METHODS
 from esam.cli import main
 from esam.train import Checkpoint, Config, evaluate, fit, run
 from esam.train.batches import Batches, Normalise
-from esam.train.distributed import Ranks, Share, spread
-from esam.train.evaluation import class_accuracy
+from esam.train.distributed import Ranks, in_parallel
 from esam.train.record import read_record
 from experiments.scaling import EXCHANGES
 
@@ -32,9 +32,6 @@ CHOOSERS = {
     name for name, row in METHODS.items() if row.effective().get("gamma", 1) < 1 or row.effective().get("share", 1) < 1
 }
 """Methods that choose samples: each rank does among its own, so one process would choose others."""
-SHARDED = ("looksam", "esam-swp", "ae-sam")
-"""Methods that are trained in shards too, for fewer epochs: every step of theirs is compared in test_distributed.py."""
-FEW = 3
 COUNTED_STEPS = 20
 COUNTED = list(EXCHANGES)
 DRAWN_BY_CHANCE = {"esam", "esam-swp", "esam-random"}
@@ -61,44 +58,36 @@ def settings_of(name, total):
     return {key: value for key, value in wanted.items() if key == "seed" or key in METHODS[name].options()}
 
 
-def fitted(name, ranks, *, strategy="ddp", epochs=EPOCHS, checkpoint=None):
+def fitted(name, ranks, *, epochs=EPOCHS, checkpoint=None):
     """Train by the trainer's loop; return weights, training losses and test figures of every epoch."""
     count = EVEN if name in CHOOSERS else SAMPLES
     train = Batches(samples(count), BATCH, seed=5)
     test = [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
-    model, whole = spread(net(), strategy, ranks)
+    model = in_parallel(net(), ranks)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
     optimizer = METHODS[name](base, model, **settings_of(name, EPOCHS * len(train)))
     seen = []
     fit(model, optimizer, train, test, epochs=epochs, ranks=ranks, checkpoint=checkpoint, on_epoch=seen.append)
     figures = [(line["train_loss"], line["test_loss"], line["test_accuracy"], line["images"]) for line in seen]
     passes = seen[-1]["forwards"], seen[-1]["backwards"]
-    return [p.detach().clone() for p in whole().parameters()], torch.tensor(figures).double(), passes
+    return [p.detach().clone() for p in model.parameters()], torch.tensor(figures).double(), passes
 
 
 # What runs on each rank -----------------------------------------------------------------------------------------------
 
 
-def resumed(ranks, folder, strategy, name="base-ema"):
+def resumed(ranks, folder):
     """Save after half of the epochs; go on, with new parts, to the end."""
-    checkpoint = Checkpoint(folder / strategy)
-    fitted(name, ranks, strategy=strategy, epochs=EPOCHS // 2, checkpoint=checkpoint)
+    checkpoint = Checkpoint(folder / "two")
+    fitted("base-ema", ranks, epochs=EPOCHS // 2, checkpoint=checkpoint)
     if ranks.first:
-        Checkpoint(folder / f"{strategy}-half").save(checkpoint.load())
-    return fitted(name, ranks, strategy=strategy, checkpoint=checkpoint)
-
-
-def joined_later(ranks, folder, strategy):
-    """Go on, to the end, with what one process has begun; each strategy from a copy."""
-    copy = Checkpoint(folder / f"{strategy}-of-one")
-    if ranks.first:
-        copy.save(Checkpoint(folder / "one-half").load())
-    return fitted("base-ema", ranks, strategy=strategy, checkpoint=copy)
+        Checkpoint(folder / "two-half").save(checkpoint.load())
+    return fitted("base-ema", ranks, checkpoint=checkpoint)
 
 
 def dropped(ranks):
     """Return which of many ones dropout keeps in the first pass on this rank."""
-    model, _ = spread(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)), "ddp", ranks)
+    model = in_parallel(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.5)), ranks)
     kept = []
     model.module[1].register_forward_hook(lambda layer, inputs, output: kept.append(output == 0))
     optimizer = METHODS["base"](torch.optim.SGD(model.parameters(), lr=0.1), model)
@@ -107,11 +96,11 @@ def dropped(ranks):
     return kept[0].flatten()
 
 
-def counted(ranks, name, way, strategy="ddp"):
+def counted(ranks, name, way, wrapped=in_parallel):
     """Return what a step exchanges on average: large messages in whole gradients, small ones by number."""
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))).double()
     size = sum(8 * p.numel() for p in model.parameters())
-    model, _ = spread(model, strategy, ranks)
+    model = wrapped(model, ranks)
     settings = {"perturbation": way} if "perturbation" in METHODS[name].options() else {}
     base = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     optimizer = METHODS[name](base, model, seed=3, **settings)
@@ -146,12 +135,13 @@ class ByName(nn.Module):
 def named(ranks):
     """Train on dicts, whole batches of them; return the weights, and the accuracy on each class."""
     torch.manual_seed(0)
-    model, whole = spread(ByName(), "ddp", ranks)
+    model = in_parallel(ByName(), ranks)
     optimizer = METHODS["sam"](torch.optim.SGD(model.parameters(), lr=0.05), model, perturbation="global")
     cut = [(x, y) for x, y in zip(*(torch.split(part, BATCH) for part in samples(SAMPLES)), strict=True)]
     batches = [{"values": x, "shift": x.flip(1), "labels": y} for x, y in cut]
     fit(model, optimizer, batches, batches, epochs=2, ranks=ranks)
-    return [p.detach() for p in whole().parameters()], class_accuracy(model, batches, ranks=ranks)
+    found = evaluate(model, batches, ranks=ranks, by_class=True)
+    return [p.detach() for p in model.parameters()], found["class_accuracy"]
 
 
 def compared(ranks, folder):
@@ -170,20 +160,18 @@ def cases(rank, folder):
     ranks = Ranks.current()
     for name in METHODS:
         yield ("ddp", name), functools.partial(fitted, name, ranks)
-    for name in SHARDED:
-        yield ("fsdp", name), functools.partial(fitted, name, ranks, strategy="fsdp", epochs=FEW)
-    for strategy in ("ddp", "fsdp"):
-        yield ("resumed", strategy), functools.partial(resumed, ranks, folder, strategy)
-        yield ("joined later", strategy), functools.partial(joined_later, ranks, folder, strategy)
+    yield "resumed", functools.partial(resumed, ranks, folder)
+    yield "joined later", functools.partial(fitted, "base-ema", ranks, checkpoint=Checkpoint(folder / "one-half"))
     for name, way in COUNTED:
         yield ("counted", name, way), functools.partial(counted, ranks, name, way)
     for name in ("base", "sam", "esam", "slicesam"):
-        yield ("counted, fsdp", name), functools.partial(counted, ranks, name, "rank", "fsdp")
+        yield (
+            ("counted, fsdp", name),
+            functools.partial(counted, ranks, name, "rank", lambda model, _: fully_shard(model)),
+        )
     yield "dropped", functools.partial(dropped, ranks)
     yield "named", functools.partial(named, ranks)
-    for strategy in ("ddp", "fsdp"):
-        config = dataclasses.replace(RUN, strategy=strategy)
-        yield ("run", strategy), functools.partial(run, config, folder / f"run-{strategy}", keep_weights=True)
+    yield "run", functools.partial(run, RUN, folder / "run", keep_weights=True)
     yield "compared", functools.partial(compared, ranks, folder)
     yield "refused", functools.partial(refused, "report")
 
@@ -213,14 +201,6 @@ def test_two_ranks_with_one_eps_train_as_one_process_does_on_the_joined_batches(
     assert counted == pytest.approx(passes, rel=0.05)  # a borrowed sample runs too
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_shards_train_as_one_process_does_too(ranks, name):
-    weights, figures, _ = fitted(name, Ranks(), epochs=FEW)
-    assert_within(ranks[0]["fsdp", name][0], weights)
-    for seen in ranks:
-        torch.testing.assert_close(seen["fsdp", name][1], figures, rtol=0, atol=1e-6)
-
-
 def assert_within(a, b):
     for x, y in zip(a, b, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
@@ -231,7 +211,7 @@ def test_the_parts_of_a_batch_are_augmented_as_the_whole_is(augment):
     images = torch.randint(0, 256, (10, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
     batches = Batches((images, torch.arange(10)), 7, transform=Normalise((0.5,) * 3, (0.2,) * 3), augment=augment)
     for (joined, rows), (x, y) in zip(
-        joined_parts(lambda share: batches.parts(2, share)), batches.epoch(2), strict=True
+        joined_parts(lambda ranks: batches.parts(ranks, 2)), batches.epoch(2), strict=True
     ):
         assert torch.equal(rows, y)
         # not bit for bit: a vector kernel may round the end of a shorter batch otherwise
@@ -240,7 +220,7 @@ def test_the_parts_of_a_batch_are_augmented_as_the_whole_is(augment):
 
 def joined_parts(parts_of, ranks=3):
     """Return, batch by batch, what the ranks count of it, next to each other."""
-    shares = zip(*(parts_of(Share(rank, ranks)) for rank in range(ranks)), strict=True)
+    shares = zip(*(parts_of(Ranks(rank, ranks)) for rank in range(ranks)), strict=True)
     return [(torch.cat([o.x[: o.counted] for o in own]), torch.cat([o.y[: o.counted] for o in own])) for own in shares]
 
 
@@ -251,31 +231,28 @@ def test_every_sample_is_some_ranks_once_and_a_steps_parts_make_up_the_batch_of_
     batches = Batches((rows.double()[:, None], rows), BATCH, seed=5)
     whole = [(rows[a : a + BATCH], rows[a : a + BATCH]) for a in range(0, SAMPLES, BATCH)]
     for parts_of, order in (
-        (lambda share: batches.parts(1, share), batches.order(1)),
-        (lambda share: batches.parts_in_order(share), rows),
-        (lambda share: share.parts(whole), rows),
+        (lambda own: batches.parts(own, 1), batches.order(1)),
+        (lambda own: batches.parts(own), rows),
+        (lambda own: own.parts(whole), rows),
     ):
         assert [y.tolist() for _, y in joined_parts(parts_of, ranks)] == [b.tolist() for b in order.split(BATCH)]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_run_saved_on_two_ranks_goes_on_on_two_and_on_one(ranks, folder, strategy):
+def test_a_run_saved_on_two_ranks_goes_on_on_two_and_on_one(ranks, folder):
     whole = fitted("base-ema", Ranks())
-    assert_near(ranks[0]["resumed", strategy][0], whole[0])
-    half = Checkpoint(folder / f"{strategy}-half")
+    assert_near(ranks[0]["resumed"][0], whole[0])
+    half = Checkpoint(folder / "two-half")
     assert half.load()["progress"]["epoch"] == EPOCHS // 2
     on_one = fitted("base-ema", Ranks(), checkpoint=half)
     assert_near(on_one[0], whole[0])
     torch.testing.assert_close(on_one[1], whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_run_saved_by_one_process_goes_on_on_two_ranks(ranks, strategy):
+def test_a_run_saved_by_one_process_goes_on_on_two_ranks(ranks):
     whole = fitted("base-ema", Ranks())
-    assert_near(ranks[0]["joined later", strategy][0], whole[0])
+    assert_near(ranks[0]["joined later"][0], whole[0])
     for seen in ranks:
-        figures = seen["joined later", strategy][1]
-        torch.testing.assert_close(figures, whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
+        torch.testing.assert_close(seen["joined later"][1], whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
 
 
 def test_tensors_by_name_are_cut_for_the_ranks_and_reach_the_models_arguments(ranks):
@@ -290,15 +267,14 @@ def test_ranks_draw_other_dropout_masks(ranks):
     assert not torch.equal(*(seen["dropped"] for seen in ranks))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_rank_0_writes_one_record_and_one_checkpoint_that_one_process_takes_for_its_own(ranks, folder, strategy):
-    one, other = (seen["run", strategy] for seen in ranks)
-    path = folder / f"run-{strategy}"
+def test_rank_0_writes_one_record_and_one_checkpoint_that_one_process_takes_for_its_own(ranks, folder):
+    one, other = (seen["run"] for seen in ranks)
+    path = folder / "run"
     assert one == other == read_record(path / "record.jsonl")
     assert one.finished and [line["ranks"] for line in one.epochs] == [2, 2, 2]
     assert {"best.safetensors", "last.safetensors", "checkpoint.pt"} <= {file.name for file in path.iterdir()}
     assert len(one.end["class_accuracy"]) == 10
-    longer = run(dataclasses.replace(RUN, epochs=4), path)  # on one, whatever the strategy was
+    longer = run(dataclasses.replace(RUN, epochs=4), path)  # on one
     assert longer.run["extended"] == [3] and longer.epochs[-1].get("ranks") is None
     assert Config.from_json(one.config).id() == RUN.id()
 
@@ -345,7 +321,7 @@ def test_evaluation_on_ranks_adds_up_to_that_of_one_process(monkeypatch):
         ranks = Ranks(rank, 3)
         monkeypatch.setattr(ranks, "sum", lambda values: told.append(values) or [1.0] * len(values))
         evaluate(model, batches, ranks=ranks)
-    total, _, correct, count, labels = (sum(column) for column in zip(*told, strict=True))
+    total, _, correct, count, labels, _ = (sum(column) for column in zip(*told, strict=True))
     assert (count, labels) == (10, 10)
     assert total / count == pytest.approx(whole["test_loss"], abs=1e-12)
     assert correct / labels == whole["test_accuracy"]
@@ -356,6 +332,6 @@ def test_the_weights_of_parts_make_the_mean_over_ranks_that_of_the_batch():
     for count in (1, 2, 3, 9):
         means = []
         for rank in range(count):
-            (part,) = Share(rank, count).parts([(losses, losses)])
-            means.append(Share(rank, count).weight(part) * part.y.mean())
+            (part,) = Ranks(rank, count).parts([(losses, losses)])
+            means.append(Ranks(rank, count).weight(part) * part.y.mean())
         assert float(sum(means) / count) == pytest.approx(float(losses.mean()), abs=1e-12)

@@ -3,16 +3,29 @@
 import errno
 import getpass
 import json
+import lzma
 import math
 import os
 import platform
 import re
 import socket
 import subprocess
+from pathlib import Path
 
+import pack_records
 import pytest
 
-from esam.train.record import RecordWriter, config_id, environment, read_record, read_records
+from esam.train.record import (
+    RecordWriter,
+    config_id,
+    environment,
+    read_pack,
+    read_record,
+    read_records,
+    write_pack,
+)
+
+ROOT = Path(__file__).parent.parent
 
 RUN = {"name": "ESAM", "method": "esam", "seed": 0, "config": {"rho": 0.05}, "environment": {"torch": "2.13"}}
 
@@ -104,7 +117,7 @@ def test_a_file_that_is_no_record_is_refused_at_line_one(path, content):
         ('{"kind": "end", "status": "finished", "test_accuracy": 0.9}', '"test_accuracy" must be of type dict'),
         ('{"kind": "end", "status": "finished", "test_accuracy": {"last": true}}', '"last" must be a number'),
         ('{"kind": "mood"}', 'expected an object of kind "run", "epoch" or "end"'),
-        ('{"kind": "run", "format": "1"}', '"format" must be a whole number'),
+        ('{"kind": "run", "format": "1"}', '"format" must be of type int'),
     ],
 )
 def test_a_line_that_makes_no_sense_is_refused_even_at_the_end(path, line, complaint):
@@ -140,12 +153,12 @@ def test_a_new_record_is_whole_and_never_overwrites_one(path):
 def test_epochs_must_rise_and_nothing_follows_the_end(path):
     writer = RecordWriter.create(path, RUN)
     write_epochs(writer, 3)
-    with pytest.raises(ValueError, match="above 3"):
+    with pytest.raises(ValueError, match="epochs must rise"):
         writer.epoch(epoch=3)
     with pytest.raises(ValueError, match="cannot go on after epoch 4"):  # a checkpoint that is ahead of the record
         RecordWriter.resume(path, epoch=4)
     writer.end()
-    with pytest.raises(ValueError, match="end line already"):
+    with pytest.raises(ValueError, match='a line after the "end" line'):
         writer.epoch(epoch=4)
     assert read_record(path).last_epoch == 3
 
@@ -219,3 +232,54 @@ def test_the_commit_is_that_of_the_checkout_and_never_of_a_repository_around_it(
     assert _commit(tmp_path) == head and _commit(tmp_path / "site-packages") is None
     (tmp_path / "code.py").write_text("2")
     assert _commit(tmp_path) == f"{head}-dirty"
+
+
+# Many in one file -----------------------------------------------------------------------------------------------------
+
+
+def test_records_of_a_pack_are_those_of_the_folder_that_was_packed(tmp_path):
+    for seed in (0, 1):
+        path = tmp_path / "runs" / f"sam-{seed}" / "record.jsonl"
+        writer = RecordWriter.create(path, {**RUN, "seed": seed, "config": {"method": "sam", "settings": {}}})
+        write_epochs(writer, 25)
+        writer.end(test_accuracy={"last": 0.5, "best": 0.5})
+    write_pack(tmp_path / "all.jsonl.xz", pack_records.finished_runs(tmp_path / "runs"))
+    packed = read_records(tmp_path / "all.jsonl.xz")
+    assert [record.seed for record in packed] == [0, 1]
+    alone = read_record(tmp_path / "runs" / "sam-1" / "record.jsonl")
+    assert packed[1].run == alone.run and packed[1].end == alone.end
+    assert [line["epoch"] for line in packed[1].epochs] == [1, 10, 11, 20, 21]
+
+
+def test_the_same_files_in_another_order_are_the_same_bytes(tmp_path):
+    files = {"a/record.jsonl": [{"x": 0.1}], "b.jsonl": [{"y": None}, {"z": "é"}]}
+    write_pack(tmp_path / "one.jsonl.xz", files)
+    write_pack(tmp_path / "two.jsonl.xz", dict(reversed(files.items())))
+    assert (tmp_path / "one.jsonl.xz").read_bytes() == (tmp_path / "two.jsonl.xz").read_bytes()
+    assert read_pack(tmp_path / "one.jsonl.xz") == files
+
+
+def test_what_is_no_pack_is_refused_with_a_remedy(tmp_path):
+    path = tmp_path / "x.jsonl.xz"
+    path.write_bytes(b"no xz")
+    with pytest.raises(ValueError, match="is no pack .* restore the file"):
+        read_pack(path)
+    path.write_bytes(lzma.compress(b'{"name": 1}\n'))
+    with pytest.raises(ValueError, match="is no pack"):
+        read_pack(path)
+    with pytest.raises(ValueError, match="ends with .jsonl.xz"):
+        write_pack(tmp_path / "x.zip", {})
+    with pytest.raises(ValueError):
+        write_pack(tmp_path / "y.jsonl.xz", {"a": [{"x": float("nan")}]})
+    assert not (tmp_path / "y.jsonl.xz").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("*.jsonl.xz")), ids=lambda path: path.name)
+def test_the_committed_packs_can_be_read_and_name_no_machine(path):
+    for name, lines in read_pack(path).items():
+        text = json.dumps(lines)
+        assert lines and "/home/" not in text and "/work/" not in text, name
+
+
+def test_results_are_few_files():
+    assert sum(path.is_file() for path in (ROOT / "results").rglob("*")) < 100

@@ -10,11 +10,11 @@ import forked
 import pytest
 import torch
 import torch.nn.functional as F
-from picture_makers import own_datasets, parquet, table
 
 from esam import METHODS
+from esam.report.settings import flat_settings
 from esam.train import Checkpoint, Config, evaluate, loop, run, runner
-from esam.train.build import batches_of, build_optimizer, chosen_device, prepared_model
+from esam.train.build import batches_of, build_optimizer, build_parts, chosen_device, prepared_model
 from esam.train.datasets import load_data
 from esam.train.record import RECORD_NAME, read_record
 
@@ -138,15 +138,7 @@ def test_the_last_line_holds_what_the_trained_model_gives(tmp_path):
     assert right / sum(counts) == record.end["test_accuracy"]["last"]
     assert (record.end["forwards"], record.end["backwards"]) == (10.0, 6.0)
     assert record.name == "ESAM" and record.config == json.loads(json.dumps(config.as_json()))
-
-
-def test_the_record_names_the_device_that_was_trained_on(tmp_path, monkeypatch):
-    asked = []
-    real = runner.environment
-    monkeypatch.setattr(runner, "environment", lambda device: asked.append(device) or real(device))
-    record = run(dataclasses.replace(TINY, epochs=1), tmp_path)
-    assert asked == ["cpu"] and record.run["environment"]["device"] == "cpu"
-    assert record.run["environment"]["threads"] == 1
+    assert (record.run["environment"]["device"], record.run["environment"]["threads"]) == ("cpu", 1)
 
 
 # Whose folder is it --------------------------------------------------------------------------------------------------
@@ -262,13 +254,6 @@ def test_a_wrong_setting_is_refused_with_the_nearest_name_or_the_range(tmp_path,
         run(dataclasses.replace(TINY, **change), tmp_path)
 
 
-def test_a_wrong_column_is_refused_with_the_nearest_name(tmp_path, monkeypatch):
-    datasets = own_datasets(monkeypatch, tmp_path)
-    folder = parquet(tmp_path / "set", train=table(datasets, 8), test=table(datasets, 4))
-    with pytest.raises(ValueError, match="label_column must be one of .* got 'coarce'. Did you mean 'coarse'"):
-        run(dataclasses.replace(TINY, data=str(folder), label_column="coarce"), tmp_path / "run")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
 def test_a_device_that_is_not_there_is_refused():
     with pytest.raises(ValueError, match="one that torch finds here, got 'cuda'"):
@@ -301,8 +286,17 @@ def test_a_configuration_survives_the_way_through_json():
     assert Config.from_json(json.loads(json.dumps(config.as_json()))) == config
 
 
-def test_remarks_threads_and_the_device_do_not_make_another_run():
-    plain = Config(method="sam")
-    assert Config(method="sam", notes=("a",), threads=3, device="cpu").id() == plain.id()
-    assert Config(method="sam", settings={"rho": 0.05}).id() == plain.id()  # its default, said
-    assert Config(method="sam", settings={"rho": 0.1}).id() != plain.id()
+def test_a_model_is_compiled_where_it_is_asked_for(monkeypatch):
+    compiled = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, *args, **kwargs: compiled.append(self))
+    model = build_parts(dataclasses.replace(TINY, compile=True)).model
+    assert compiled == [model]
+
+
+def test_remarks_and_how_a_run_is_computed_do_not_make_another_run():
+    ways = [{"notes": ("a",)}, {"workers": 1}, {"compile": True}, {"device": "cpu"}, {"threads": 2}]
+    assert {dataclasses.replace(TINY, **way).id() for way in ways} == {TINY.id()}
+    assert Config(method="sam", settings={"rho": 0.05}).id() == Config(method="sam").id()  # its default, said
+    assert Config(method="sam", settings={"rho": 0.1}).id() != Config(method="sam").id()
+    earlier = {**TINY.as_json(), "strategy": "ddp", "checkpointing": False}  # as records have it that are there
+    assert Config.from_json(earlier) == TINY and flat_settings(earlier) == flat_settings(TINY.as_json())

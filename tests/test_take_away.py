@@ -190,10 +190,10 @@ def test_numbers_of_my_own_are_predicted_as_numbers_and_another_kind_of_file_wan
     np.save(tmp_path / "new.npy", [[0.5, 0.25, 0, 0]])
     (tmp_path / "new.txt").write_text("0.5 0.25 0 0")
     number, refused = predictions(loaded, [tmp_path / "new.npy", tmp_path / "new.txt"])
-    assert number.row == 0 and number.values == {"0": pytest.approx(0.5, abs=0.2)} and number.label is None
-    assert "--read" in refused.error
+    assert number["row"] == 0 and number["outputs"] == {"0": pytest.approx(0.5, abs=0.2)} and "class" not in number
+    assert "--read" in refused["error"]
     (read,) = predictions(loaded, [tmp_path / "new.txt"], read=lambda path: torch.tensor([[0.5, 0.25, 0, 0]]))
-    assert read.values == number.values
+    assert read["outputs"] == number["outputs"]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_numbers_of_my_own_are_predicted_as_numbers_and_another_kind_of_file_wan
 def test_a_table_that_does_not_fit_is_refused_by_its_line(tmp_path, text, message):
     (tmp_path / "new.csv").write_text(text)
     (found,) = predictions(own_run(tmp_path / "run", "classes", "net", epochs=0), [tmp_path / "new.csv"])
-    assert message in found.error
+    assert message in found["error"]
 
 
 # Exported ------------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_a_plain_pair_is_a_task_and_a_class_of_ones_own_is_a_method(tmp_path):
     assert mine.name == "Mine" and mine.epochs[-1]["train_loss"] == sam.epochs[-1]["train_loss"]
     assert mine.run["id"] != sam.run["id"]
     assert build_parts(config(), my_parts.pair()).task.train is my_parts.TRAIN
-    with pytest.raises(ValueError, match="derives from esam.SharpnessAware"):
+    with pytest.raises(ValueError, match="not a subclass of esam.SharpnessAware"):
         run(config(method="my_parts:net"), tmp_path / "net")
 
 

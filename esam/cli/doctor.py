@@ -47,7 +47,7 @@ def doctor(arguments: list[str]) -> None:
 
 def _watched(config: Config, steps: int) -> tuple[Any, float]:
     """Return what was seen of some steps, and the processor time of one."""
-    from esam.train.first_steps import examine
+    from esam.train.build import examine
 
     examine(config, 0)  # data and libraries are loaded
     start = time.process_time()

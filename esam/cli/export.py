@@ -43,8 +43,7 @@ def export(arguments: list[str]) -> None:
         tensors, about, _ = run_weights(options.run, options.weights)
         write_tensors(options.out, tensors, about)
     else:
-        from esam.train.export import write_onnx
-        from esam.train.loaded_run import load_run
+        from esam.train.loaded_run import load_run, write_onnx
         from esam.train.task import own_builder
 
         build = own_builder(options.model, options.data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -40,7 +41,7 @@ def predict(arguments: list[str]) -> None:
         raise ValueError("esam predict wants files: pictures, or tables of numbers (.csv, .npy)")
     from esam.files import check_new, write_atomically
     from esam.train.loaded_run import load_run
-    from esam.train.predict import as_csv, as_json, predictions
+    from esam.train.predict import as_csv, predictions
     from esam.train.task import find_factory, own_builder
 
     if options.out is not None:
@@ -51,12 +52,12 @@ def predict(arguments: list[str]) -> None:
     if not found:
         raise ValueError("there are no pictures in the folders that were given")
     kind = options.format or ("json" if options.out is not None and options.out.suffix == ".json" else "csv")
-    text = as_json(found) if kind == "json" else as_csv(found)
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n" if kind == "json" else as_csv(found)
     if options.out is None:
         print(text, end="")
     else:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, text.encode())
         print(options.out)
-    if failed := [one for one in found if one.error is not None]:
-        raise RuntimeError(f"{len(failed)} of {len(found)} have no prediction, the first: {failed[0].error}")
+    if failed := [line["error"] for line in found if "error" in line]:
+        raise RuntimeError(f"{len(failed)} of {len(found)} have no prediction, the first: {failed[0]}")

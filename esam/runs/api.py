@@ -112,9 +112,7 @@ def compare(
     device: str = "auto",
     threads: int | None = None,
     workers: int | None = None,
-    strategy: Literal["ddp", "fsdp"] = "ddp",
     compile: bool = False,
-    checkpointing: bool = False,
     notes: Sequence[str] = (),
 ) -> Compared:
     """Train by several methods and seeds, alike in all else; the same call resumes, and returns what is done.
@@ -153,9 +151,7 @@ def compare(
         device: "auto" takes an accelerator if there is one.
         threads: CPU threads; None: torch's choice.
         workers: Processes that read a Dataset ahead of need.
-        strategy: Under torchrun, whole weights on each rank (ddp), or a part of each (fsdp).
         compile: Compile the model.
-        checkpointing: Recompute the model's blocks in backward: less memory, more time.
         notes: Remarks for the report.
 
     Under torchrun, in a process group of your own, call it on every rank.
@@ -176,9 +172,7 @@ def compare(
         device=device,
         threads=threads,
         workers=workers,
-        strategy=strategy,
         compile=compile,
-        checkpointing=checkpointing,
         notes=tuple(notes),
         **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
     )

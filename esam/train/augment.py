@@ -67,16 +67,6 @@ def inception(images: Tensor, normalise: Normaliser, generator: torch.Generator,
     return normalise(resized_crops(images, _rows_of(boxes, among), _rows_of(flips, among)))
 
 
-def inception_crop(generator: torch.Generator) -> Callable[[int, int], tuple[tuple[float, float, float, float], bool]]:
-    """Return what ``inception`` draws for one picture of any size: a box of the whole of it, and whether to mirror."""
-
-    def drawn(height: int, width: int) -> tuple[tuple[float, float, float, float], bool]:
-        top, left, box_height, box_width = draw_boxes(1, height, width, generator)[0].tolist()
-        return (top, left, box_height, box_width), bool(draw_flips(1, generator)[0])
-
-    return drawn
-
-
 AUGMENTATIONS: dict[str, Augmentation] = {
     "none": none,
     "shift": shift,

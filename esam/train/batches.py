@@ -13,12 +13,14 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .augment import find_augmentation
-from .distributed import Part, Rows, Share
+from .distributed import Part, Ranks, Rows
 from .draws import generator_for
-from .samples import Batch, Samples, as_pair, on_device, rows_of, sample_count
+from .samples import Batch, Samples, as_pair, bytes_of, on_device, rows_of, sample_count
 
 Transform = Callable[[Tensor], Tensor]
 """A batch of inputs as they are stored -> as the model takes them."""
+MOST_ON_DEVICE = 2**30
+"""Bytes of inputs that move to the device at once; more stay where they are, and batches move."""
 
 
 class Batches:
@@ -27,9 +29,8 @@ class Batches:
     The order of epoch n depends on (seed, n) alone, and the augmentation of its batch b on (seed, n, b) alone. So a
     resumed run, or another method with the same seed, sees the very same batches; the global generator is never used.
 
-    Tensors move to the device once. The rows of a Dataset are read by ``workers`` processes (0: in this one; None: as
-    many as the Dataset asks for). ``augment`` and ``transform`` are applied to whole batches on the device; Datasets
-    that crop while they decode draw by the same rule.
+    Tensors move to the device once, unless they are large. The rows of a Dataset are read by ``workers`` processes (0
+    or None: in this one). ``augment`` and ``transform`` are applied to whole batches on the device.
     """
 
     def __init__(
@@ -44,17 +45,11 @@ class Batches:
         memory_format: torch.memory_format = torch.contiguous_format,
         workers: int | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-        if workers is not None and workers < 0:
-            raise ValueError(f"workers must be 0 or more, got {workers}")
         self.batch_size, self._seed, self._device = batch_size, seed, torch.device(device)
         self._memory_format, self._transform = memory_format, transform or _unchanged
-        self._augment = None if augment == "none" else find_augmentation(augment)
-        self._crops = augment == "inception" and getattr(samples, "crops", False)
-        self._workers = getattr(samples, "workers", 0) if workers is None else workers
-        held = isinstance(samples, tuple)
-        self._samples = (on_device(samples[0], device), samples[1].to(device)) if held else samples
+        self._augment, self._workers = find_augmentation(augment), workers or 0
+        small = isinstance(samples, tuple) and bytes_of(samples[0]) <= MOST_ON_DEVICE
+        self._samples = (on_device(samples[0], device), samples[1].to(device)) if small else samples
 
     def __len__(self) -> int:
         """Give the number of batches in an epoch."""
@@ -66,46 +61,38 @@ class Batches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the shuffled, augmented batches of epoch ``number``."""
-        return (part[:2] for part in self.parts(number, Share()))
+        return (part[:2] for part in self.parts(Ranks(), number))
 
     def __iter__(self) -> Iterator[Batch]:
         """Give every sample once, in stored order and not augmented: for evaluation."""
-        return (part[:2] for part in self.parts_in_order(Share()))
+        return (part[:2] for part in self.parts(Ranks()))
 
-    def parts(self, number: int, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches of epoch ``number``; nothing else is read, and draws are the same."""
-        crops = ("augment", self._seed, number) if self._crops else None
-        for index, (rows, x, y) in enumerate(self._read(self.order(number), share, crops)):
-            if self._augment is None or self._crops:
+    def parts(self, ranks: Ranks, number: int | None = None) -> Iterator[Part]:
+        """Give a rank's parts of the batches of epoch ``number``, or of all in order; nothing else is read.
+
+        What is drawn at random is the same, however many ranks there are.
+        """
+        for index, (rows, x, y) in enumerate(self._read(ranks, number)):
+            if number is None:
                 x = self._transform(x)
             else:
                 x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), rows)
-            yield self._part(x, y, rows)
+            if isinstance(x, Tensor) and x.dim() == 4:
+                x = x.contiguous(memory_format=self._memory_format)
+            yield Part(x, y, rows.counted, rows.whole)
 
-    def parts_in_order(self, share: Share) -> Iterator[Part]:
-        """Give a rank's parts of the batches in stored order."""
-        for rows, x, y in self._read(torch.arange(sample_count(self._samples)), share):
-            yield self._part(self._transform(x), y, rows)
-
-    def _part(self, x: Any, y: Tensor, rows: Rows) -> Part:
-        if isinstance(x, Tensor) and x.dim() == 4:
-            x = x.contiguous(memory_format=self._memory_format)
-        return Part(x, y, rows.counted, rows.whole)
-
-    def _read(
-        self, order: Tensor, share: Share, crops: tuple[str | int, ...] | None = None
-    ) -> Iterator[tuple[Rows, Any, Tensor]]:
+    def _read(self, ranks: Ranks, number: int | None) -> Iterator[tuple[Rows, Any, Tensor]]:
         """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
+        order = torch.arange(sample_count(self._samples)) if number is None else self.order(number)
         batches = torch.split(order, self.batch_size)
-        places = [share.rows(len(batch)) for batch in batches]
+        places = [ranks.rows(len(batch)) for batch in batches]
         wanted = [batch[rows.slice] for batch, rows in zip(batches, places, strict=True)]
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
-            moved = (rows.to(self._device) for rows in wanted)
-            read: Iterator[Batch] = ((rows_of(inputs, rows), targets[rows]) for rows in moved)
+            placed = (rows.to(targets.device) for rows in wanted)
+            read: Iterator[Batch] = ((on_device(rows_of(inputs, r), self._device), targets[r]) for r in placed)
         else:
-            cropped = self._samples.cropped(crops) if crops is not None else self._samples  # type: ignore[attr-defined]
-            read = read_rows(cropped, wanted, workers=self._workers, device=self._device)
+            read = read_rows(self._samples, wanted, workers=self._workers, device=self._device)
         for rows, (x, y) in zip(places, read, strict=True):
             yield rows, x, y
 
@@ -118,7 +105,7 @@ def read_rows(
         _Rows(samples),
         batch_sampler=[rows.tolist() for rows in batches],
         num_workers=workers,
-        collate_fn=_Collated(getattr(samples, "collate", default_collate)),
+        collate_fn=_collate,
         pin_memory=device.type == "cuda",
         generator=generator_for("workers"),  # else the loader draws its seed from the global generator
     )
@@ -146,15 +133,9 @@ class _Rows(Dataset[Any]):
             return error
 
 
-class _Collated:
-    """Makes a batch of rows, or gives the first error among them."""
-
-    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
-        self._collate = collate
-
-    def __call__(self, rows: list[Any]) -> Any:
-        errors = [row for row in rows if isinstance(row, ValueError)]
-        return errors[0] if errors else self._collate(rows)
+def _collate(rows: list[Any]) -> Any:
+    """Make a batch of rows, or give the first error among them."""
+    return next((row for row in rows if isinstance(row, ValueError)), None) or default_collate(rows)
 
 
 def _unchanged(x: Tensor) -> Tensor:
@@ -223,31 +204,25 @@ class _Streams:
     """Random streams of torch, Python and NumPy that are in the place of the global ones inside the block."""
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        outside = _states()
+        self.seed, self._other = seed, _states()
         torch.default_generator.manual_seed(seed)
         random.seed(seed)
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed(seed)
-        self._inside = _states()
-        _set_states(outside)
+        self._exchange()
 
-    def __enter__(self) -> None:
-        self._outside = _states()
-        _set_states(self._inside)
+    def _exchange(self, *error: object) -> None:
+        """Put the global streams and the other ones in each other's place."""
+        now = _states()
+        torch.set_rng_state(self._other[0])
+        random.setstate(self._other[1])
+        if self._other[2] is not None:
+            sys.modules["numpy"].random.set_state(self._other[2])
+        self._other = now
 
-    def __exit__(self, *error: object) -> None:
-        self._inside = _states()
-        _set_states(self._outside)
+    __enter__ = __exit__ = _exchange
 
 
 def _states() -> tuple[Any, ...]:
     numpy = sys.modules.get("numpy")
     return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
-
-
-def _set_states(states: tuple[Any, ...]) -> None:
-    torch.set_rng_state(states[0])
-    random.setstate(states[1])
-    if states[2] is not None:
-        sys.modules["numpy"].random.set_state(states[2])

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-import functools
+import itertools
+import warnings
 from collections.abc import Callable, Collection, Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.checkpoint import checkpoint
 
+from esam.analysis.doctor import StepMonitor, watching
 from esam.optim import SharpnessAware
-from esam.optim.buffers import kept_buffers
 
 from .augment import find_augmentation
 from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
 from .datasets import check_memory, load_data
-from .distributed import STRATEGIES, Ranks, Whole, blocks_of, local_rank, spread
-from .evaluation import PRECISIONS, Metric
+from .distributed import Ranks, in_parallel, local_rank
+from .evaluation import PRECISIONS, Metric, autocast
 from .loop import SCHEDULES, Epochs
 from .models import build_model, fastest_memory_format
-from .samples import Batch, Samples
+from .samples import Batch, Inputs, Samples, outputs_of
 from .task import Facts, Task, as_task, data_facts, make_model
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
@@ -58,7 +57,6 @@ def build_optimizer(
 
 def configured_base(config: Config, model: nn.Module) -> Optimizer:
     """Return the configured base optimizer."""
-    _check_choice("optimizer", config.optimizer, BASE_TITLES)
     if config.optimizer == "sgd":
         return torch.optim.SGD(
             model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
@@ -79,8 +77,6 @@ class Parts:
     ordered: Iterable[Batch]
     """The training data once, in order: the training accuracy at the end is measured on them."""
     device: torch.device
-    whole: Whole
-    """Gives the model as one process has it."""
     metric: Metric | None = None
 
 
@@ -105,9 +101,11 @@ def build_parts(
     layout = fastest_memory_format(model)
     train, test, ordered = batches_of(config, task, device, layout) if batches is None else batches(task, device)
     steps = config.epochs * len(train) if config.budget is None else None
-    model, whole = spread(compiled_or_recomputed(model, config), config.strategy, Ranks.current())
+    if config.compile:
+        model.compile()  # in place: its weights keep their names
+    model = in_parallel(model, Ranks.current())
     optimizer = build_optimizer(config, model, base=base(model), total_steps=steps)
-    return Parts(task, facts, model, optimizer, train, test, ordered, device, whole, metric)
+    return Parts(task, facts, model, optimizer, train, test, ordered, device, metric)
 
 
 def configured_task(config: Config) -> Task:
@@ -179,7 +177,6 @@ def check_choices(config: Config) -> None:
     _check_choice("optimizer", config.optimizer, BASE_TITLES)
     _check_choice("schedule", config.schedule, SCHEDULES)
     _check_choice("precision", config.precision, PRECISIONS)
-    _check_choice("strategy", config.strategy, STRATEGIES)
     find_augmentation(config.augment)
 
 
@@ -188,38 +185,20 @@ def _check_choice(name: str, value: str, known: Collection[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
 
 
-def compiled_or_recomputed(model: nn.Module, config: Config) -> nn.Module:
-    """Return the model, changed in place as the configuration asks for; its weights keep their names."""
-    if config.checkpointing:
-        recompute_blocks(model)
-    if config.compile:
-        parts = blocks_of(model) if config.strategy == "fsdp" else []
-        for part in parts or [model]:  # shards are gathered block by block, outside of the graphs
-            part.compile()
-    return model
+def examine(config: Config, steps: int) -> StepMonitor:
+    """Take some steps of a run, at its first learning rate, and return what was seen; nothing is written."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    parts = build_parts(config)
 
+    def loss_of(x: Inputs, y: torch.Tensor) -> torch.Tensor:
+        with autocast(parts.device, config.precision):
+            return parts.task.loss(outputs_of(parts.model, x), y)
 
-def recompute_blocks(model: nn.Module) -> None:
-    """Let each block of a model keep only its input, and run again when backward comes to it.
-
-    Running again moves no buffer: running statistics move once a step, as without it.
-    """
-    blocks = blocks_of(model)
-    if not blocks:
-        raise ValueError(
-            "checkpointing runs blocks again, and the model has no layers that repeat in an nn.Sequential or "
-            "nn.ModuleList; leave it out"
-        )
-    for block in blocks:
-        block.forward = functools.partial(_run_again, block, block.forward)
-
-
-def _run_again(block: nn.Module, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-    if not torch.is_grad_enabled():
-        return forward(*inputs, **named)
-    contexts = functools.partial(_contexts, block)
-    return checkpoint(forward, *inputs, use_reentrant=False, context_fn=contexts, **named)
-
-
-def _contexts(block: nn.Module) -> tuple[Any, Any]:
-    return nullcontext(), kept_buffers(block)
+    parts.model.train()
+    batches = itertools.chain.from_iterable(map(parts.train.epoch, itertools.count(1)))
+    with watching(parts.optimizer) as watch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the findings say the same, with a remedy
+        for x, y in itertools.islice(batches, steps):
+            parts.optimizer.step(loss_of, x, y)
+    return watch

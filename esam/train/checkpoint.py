@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
 
 from esam.files import remove_unfinished, write_atomically
 from esam.optim import SharpnessAware
 
-from .distributed import Ranks, load_whole_state, whole_state
+from .distributed import Ranks
 from .draws import generator_for
+from .samples import unwrapped
 
 State = dict[str, Any]
 DISTRUST = "it may run code when it is loaded, so it is not; take a checkpoint that esam has written"
@@ -44,12 +47,12 @@ class Checkpoint:
         remove_unfinished(self.path)
         write_atomically(self.path, buffer.getbuffer(), previous=self.previous)
 
-    def load(self, device: torch.device | str = "cpu") -> State | None:
+    def load(self) -> State | None:
         """Return the newest state that is whole, None if there is none; a damaged file is reported and left there."""
         there = [path for path in (self.path, self.previous) if path.exists()]
         for path in there:
             try:
-                return read_state(path, device)
+                return read_state(path)
             except ValueError as error:
                 warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
         if there:
@@ -65,13 +68,13 @@ class Checkpoint:
                 os.replace(self.path, self.path.with_suffix(".damaged"))
 
 
-def read_state(path: Path, device: torch.device | str = "cpu") -> State:
+def read_state(path: Path) -> State:
     """Return the state in a checkpoint file; refuse one that fails its own checksums, which torch does not read."""
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
                 raise ValueError(f"{damaged} fails its checksum")
-        state = torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:  # torch's own words advise to load it all the same
         raise ValueError(f"{path} cannot be read (it holds more than tensors and plain values: {DISTRUST})") from error
     except Exception as error:  # torch raises many kinds for a truncated or foreign file
@@ -112,46 +115,48 @@ class Progress:
 
 
 class Resumable:
-    """The parts of a run that have a state: model, optimizer, scaler, scheduler, and its random streams."""
+    """The parts of a run that have a state: model, optimizer, scaler, and its random streams."""
 
-    def __init__(self, parts: dict[str, Any], loader: object, device: torch.device, ranks: Ranks) -> None:
-        self.parts = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
-        self.device, self.ranks = device, ranks
-        # a DataLoader and its sampler may draw from generators of their own instead of the global one
-        owners = (loader, getattr(loader, "sampler", None))
-        found = [getattr(owner, "generator", None) for owner in owners]
-        self.generators = [generator for generator in found if isinstance(generator, torch.Generator)]
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: SharpnessAware,
+        scaler: GradScaler | None,
+        device: torch.device,
+        ranks: Ranks,
+    ) -> None:
+        self.model, self.optimizer, self.device, self.ranks = unwrapped(model), optimizer, device, ranks
+        scalers = {} if scaler is None else {"scaler": scaler}
+        self.parts: dict[str, Any] = {"model": self.model, "optimizer": optimizer, **scalers}
 
     def save(self, checkpoint: Checkpoint, progress: Progress) -> None:
-        """Write everything that going on bit for bit needs: one file, whatever the number of ranks and shards."""
-        random: dict[str, Any] = {"cpu": torch.get_rng_state(), "loader": [g.get_state() for g in self.generators]}
+        """Write everything that going on bit for bit needs: one file, whatever the number of ranks."""
+        random: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             random["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
         of_ranks = self.ranks.all_of(random)
-        first = self.ranks.first
-        states = {name: whole_state(part, keep=first) for name, part in self.parts.items()} | self._evaluated()
-        if first:
+        if self.ranks.first:
+            states = {name: part.state_dict() for name, part in self.parts.items()} | self._evaluated()
             others = {"random_of_ranks": of_ranks} if self.ranks.several else {}
             checkpoint.save({**states, "progress": asdict(progress), "random": random, **others})
 
     def _evaluated(self) -> State:
         """Return the weights to use, where an optimizer has others than those that it trains: an average, say."""
-        if type(self.parts["optimizer"]).evaluation_weights is SharpnessAware.evaluation_weights:
+        if type(self.optimizer).evaluation_weights is SharpnessAware.evaluation_weights:
             return {}
-        with self.parts["optimizer"].evaluation_weights():
-            return {"evaluated": copy.deepcopy(whole_state(self.parts["model"], keep=self.ranks.first))}
+        with self.optimizer.evaluation_weights():
+            return {"evaluated": copy.deepcopy(self.model.state_dict())}
 
     def load(self, checkpoint: Checkpoint | None) -> Progress:
         """Take everything back and return how far the run had come; a fresh start if nothing was saved.
 
         Rank 0 reads, and tells the others.
         """
-        reads = checkpoint is not None and self.ranks.first
-        state = self.ranks.state_from_first(checkpoint.load(self.device) if checkpoint and reads else None)
+        state = self.ranks.from_first(checkpoint.load() if checkpoint and self.ranks.first else None)
         if state is None or checkpoint is None:
             self._reseed_rank(0)
             return Progress()
-        if reads:
+        if self.ranks.first:
             checkpoint.set_damaged_aside()
         for name in self.parts:
             if name not in state:
@@ -172,7 +177,7 @@ class Resumable:
     def _restore(self, state: State) -> Progress:
         progress = Progress(**state["progress"])
         for name, part in self.parts.items():
-            load_whole_state(part, state[name])
+            part.load_state_dict(state[name])
         of_ranks = state.get("random_of_ranks", [state["random"]])
         if self.ranks.rank < len(of_ranks):
             self._set_random(of_ranks[self.ranks.rank])
@@ -184,8 +189,6 @@ class Resumable:
         torch.set_rng_state(random["cpu"].cpu())
         if self.device.type != "cpu":
             torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
-        for generator, value in zip(self.generators, random.get("loader", []), strict=False):
-            generator.set_state(value.cpu())
 
     def _reseed_rank(self, epoch: int) -> None:
         """Give a rank but the first a random stream of its own: dropout must not drop the same on each."""

@@ -72,14 +72,10 @@ class Config:
     """cpu, cuda, cuda:1, ...; auto: an accelerator where there is one."""
     threads: int | None = None
     """CPU threads; None: torch's own choice."""
-    strategy: Literal["ddp", "fsdp"] = "ddp"
-    """On several ranks (torchrun): whole weights on each, or a part of every weight (fully_shard)."""
     workers: int | None = None
-    """Processes that decode ahead of need; None: 2 for pictures that are too many for memory, else none."""
+    """Processes that read a Dataset of your own ahead of need; None: none."""
     compile: bool = False
     """Compile the model (torch.compile): faster on GPUs once it has compiled."""
-    checkpointing: bool = False
-    """Keep only what enters each block of the model, and run the block again in backward: less memory, more time."""
 
     notes: tuple[str, ...] = ()
     """Remarks that the report shows."""
@@ -144,11 +140,6 @@ class Config:
             faults.append("budget must be more than 0 seconds, got 0")
         if self.optimizer == "adamw" and self.momentum != Config.momentum:
             faults.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
-        if self.compile and self.checkpointing:
-            faults.append(
-                "compile and checkpointing do not go together: a compiled graph cannot tell when a block "
-                "runs for the second time; leave one of them out"
-            )
         if not 0 <= self.label_noise <= 1:
             faults.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
         return faults
@@ -156,6 +147,7 @@ class Config:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
         """Take back what ``as_json`` gave; a setting that this version does not know is refused."""
+        values = {name: value for name, value in values.items() if name not in NO_LONGER}
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
@@ -204,42 +196,23 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "seed": (0, 2**63, "0 or more, and less than 2^63"),
 }
 """The least value of a setting, what it must be below, and that in words."""
-_NOT_COMPARED = (
-    "method",
-    "settings",
-    "notes",
-    "tuned",
-    "threads",
-    "device",
-    "strategy",
-    "workers",
-    "compile",
-    "checkpointing",
-)
+_NOT_COMPARED = ("method", "settings", "notes", "tuned", "threads", "device", "workers", "compile")
 """What an identity holds in another form, or not at all."""
+NO_LONGER = ("strategy", "checkpointing")
+"""What earlier records hold and no identity: it changed how a run was computed, and not what."""
 
 
 def find_method(name: str) -> Method:
     """Return the registry's row of that name; ``package.module:Class`` is a method of the user's own."""
-    from esam.optim import METHODS
+    from esam.optim import METHODS, method_of
 
     if is_factory(name):
-        return _user_method(name)
-    if name not in METHODS:
+        from .task import find_factory
+
+        find_factory(name)  # in the working folder too; it says what is wrong
+    elif name not in METHODS:
         raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
-    return METHODS[name]
-
-
-def _user_method(name: str) -> Method:
-    from esam.optim import Method, SharpnessAware
-
-    from .task import find_factory
-
-    found = find_factory(name)
-    if not (isinstance(found, type) and issubclass(found, SharpnessAware)):
-        raise ValueError(f"{name} must be a class that derives from esam.SharpnessAware, got {found!r:.80}")
-    summary = (found.__doc__ or "A method of your own.").splitlines()[0]
-    return Method(found.__name__, summary, found, None, lambda _: math.nan)
+    return method_of(name)
 
 
 FACTORY = re.compile(r"[\w.-]+:[\w.]*")

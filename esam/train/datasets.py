@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import re
 import sys
@@ -23,22 +22,12 @@ from esam.extras import require
 from .batches import Normalise
 from .config import did_you_mean, is_factory, last_part
 from .draws import held_out
-from .pictures import (
-    Pictures,
-    StreamedPictures,
-    cache_file,
-    decoder_for,
-    files_fingerprint,
-    read_cache,
-    write_cache,
-)
+from .pictures import Pictures, cache_file, decoder_for, files_fingerprint, read_cache, write_cache
 from .record import RECORD_NAME
 from .task import Task, as_task, called, find_factory, part_of
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-MEMORY_LIMIT = 2**30  # bytes of decoded images; CIFAR takes 184 MB, ImageNet at 224 pixels 200 GB
 COUNTED = 1000  # images counted at a time for mean and std, to keep the temporaries small
-SAMPLED = 512  # streamed images that stand for all when mean and std are computed
 
 
 def load_data(
@@ -51,7 +40,6 @@ def load_data(
     label_noise: float = 0.0,
     validation: bool = False,
     seed: int = 0,
-    memory_limit: int = MEMORY_LIMIT,
 ) -> Task:
     """Load a data set by its name, its folder, or a function of the user's own, ``package.module:function``.
 
@@ -61,17 +49,15 @@ def load_data(
     that share of their labels wrong; both follow ``seed``, and neither touches the test samples. ``validation`` puts a
     fifth of the training samples, always the same one, in the place of the test samples: for tuning.
 
-    Pictures within ``memory_limit`` bytes are decoded once and kept under $ESAM_CACHE; more are streamed. They are
-    normalised by the mean and deviation of the training images.
+    Pictures are decoded once and kept under $ESAM_CACHE; they are normalised by the mean and deviation of the training
+    images. What does not fit into memory is refused: a Dataset of your own is read batch by batch.
     """
     asked = os.fspath(source)
     changes: dict[str, Any] = {"train_size": train_size, "label_noise": label_noise, "validation": validation}
     if not is_factory(asked):
-        if size is not None and size < 1:
-            raise ValueError(f"size must be 1 or more pixels, got {size}")
         identity, listing = _find_source(asked, image_column, label_column)
-        task = part_of(_pictures(identity, listing, size, memory_limit), **changes, seed=seed)
-        return replace(task, transform=normaliser(task.train))  # type: ignore[arg-type]
+        task = part_of(_pictures(identity, listing, size), **changes, seed=seed)
+        return replace(task, transform=Normalise(*channel_statistics(task.train[0])))
     _refuse_columns(asked, image_column, label_column)
     if size is not None:
         raise ValueError(f"size is for pictures, and {asked} is a function of your own: resize there")
@@ -114,26 +100,22 @@ def _refuse_columns(asked: str, image_column: str | None, label_column: str | No
             raise ValueError(f"{asked} has no columns to choose from, got {argument}={column!r}; leave it out")
 
 
-def _pictures(identity: str, listing: Callable[[], Listing], size: int | None, memory_limit: int) -> Task:
-    """Return training and test pictures from the cache, or decoded and cached now, or to be streamed."""
+def _pictures(identity: str, listing: Callable[[], Listing], size: int | None) -> Task:
+    """Return training and test pictures from the cache, or decoded and cached now."""
     path = cache_file(identity, size)
-    decoded = read_cache(path, memory_limit=memory_limit)
+    decoded = read_cache(path)
     if decoded is None:
         found = listing()
         decoder = decoder_for(found.train[0], size)
-
-        def streamed(pictures: Pictures, labels: Tensor) -> StreamedPictures:
-            return StreamedPictures(pictures, torch.arange(len(pictures)), labels.long(), decoder)
-
-        train = streamed(*found.train)
-        if found.test is not None:
-            test = streamed(*found.test)
-        else:  # a fixed, stratified draw
-            kept, held = held_out(train.labels)
-            train, test = train.select(kept), train.select(held)
-        if (len(train) + len(test)) * decoder.bytes_each > memory_limit:
-            return Task(train, test, classes=found.classes)
-        decoded = train.in_memory(), test.in_memory(), found.classes
+        if found.test is None:  # a fixed, stratified draw
+            train, test = ((*found.train, rows) for rows in held_out(found.train[1]))
+        else:
+            train, test = ((*part, torch.arange(len(part[1]))) for part in (found.train, found.test))
+        count = len(train[2]) + len(test[2])
+        remedy = "size, or give a Dataset of your own (package.module:function), which is read batch by batch"
+        check_memory(2 * count * decoder.bytes_each, f"decoding and caching {count} pictures", remedy)
+        first, second = ((decoder.decode_all(p, rows), labels[rows].long()) for p, labels, rows in (train, test))
+        decoded = first, second, found.classes
         write_cache(path, decoded)
     return Task(decoded[0], decoded[1], classes=decoded[2])
 
@@ -158,21 +140,13 @@ def available_memory() -> int:
     return min(found)
 
 
-def normaliser(train: tuple[Tensor, Tensor] | StreamedPictures) -> Normalise:
-    """Return what normalises by mean and deviation of the training images, or of some of many."""
-    if isinstance(train, StreamedPictures):
-        fitting = max(1, MEMORY_LIMIT // math.prod(train.shape))
-        evenly = torch.linspace(0, len(train) - 1, min(SAMPLED, len(train), fitting)).long()
-        train = train.select(evenly).in_memory()
-    return Normalise(*channel_statistics(train[0]))
-
-
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Give the mean and standard deviation of each channel of uint8 images, in units of 0..1.
 
-    Counts the 256 values first, so the result is exact whatever the order or number of images. A channel that never
-    varies gets a deviation of 1, to be divided by harmlessly.
+    Counts the 256 values first, so the result is exact whatever the order or number of images; of several gigabytes,
+    one is counted. A channel that never varies gets a deviation of 1, to be divided by harmlessly.
     """
+    images = images[:: max(1, images.nbytes // 2**30)]
     values = torch.arange(256, dtype=torch.float64) / 255
     nothing = torch.zeros(256, dtype=torch.int64)
     means, deviations = [], []

@@ -1,15 +1,13 @@
-"""Which rank of a run is this process, what is its part of a batch and of the model, and what do ranks exchange?"""
+"""Which rank of a run is this process, what is its part of a batch, and what do ranks exchange?"""
 
 from __future__ import annotations
 
-import copy
-import io
 import os
 import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from .samples import Batch, Inputs, as_pair, rows_of, unwrapped
+from .samples import Inputs, as_pair, rows_of
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -54,41 +52,6 @@ class Part(NamedTuple):
     """How many samples the batch has, on all ranks together."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """The place of a rank among all: every batch is cut into as many runs of neighbours, alike to a sample in size."""
-
-    rank: int = 0
-    count: int = 1
-
-    def rows(self, whole: int) -> Rows:
-        """Return this rank's rows of a batch; where there are fewer rows than ranks, perhaps one that does not count.
-
-        A rank without samples would hold up the others, which wait for its gradient.
-
-        >>> [Share(rank, 3).rows(2) for rank in range(2)]
-        [Rows(start=0, stop=1, whole=2, counted=0), Rows(start=0, stop=1, whole=2, counted=1)]
-        """
-        start, stop = (place * whole // self.count for place in (self.rank, self.rank + 1))
-        if start < stop:
-            return Rows(start, stop, whole, stop - start)
-        borrowed = min(start, whole - 1)
-        return Rows(borrowed, borrowed + 1, whole, 0)
-
-    def weight(self, part: Part) -> float:
-        """Return the factor on a part's mean loss that makes the mean over the ranks that of the whole batch."""
-        return part.counted * self.count / part.whole
-
-    def parts(self, batches: Iterable[Batch]) -> Iterator[Part]:
-        """Cut whole batches, which every rank must see alike."""
-        for x, y in map(as_pair, batches):
-            if self.count == 1:
-                yield Part(x, y, len(y), len(y))
-                continue
-            rows = self.rows(len(y))
-            yield Part(rows_of(x, rows.slice), y[rows.slice], rows.counted, rows.whole)
-
-
 PATIENCE = timedelta(minutes=30)
 """How long a rank waits for the others: rank 0 may be measuring, or writing to a slow disk."""
 LOST = (
@@ -105,7 +68,6 @@ class Ranks:
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
-        self.share = Share(rank, count)
 
     @classmethod
     def current(cls) -> Ranks:
@@ -124,6 +86,38 @@ class Ranks:
         """Whether there are others."""
         return self.count > 1
 
+    def rows(self, whole: int) -> Rows:
+        """Return this rank's rows of a batch, which is cut into as many runs of neighbours as there are ranks.
+
+        Where there are fewer rows than ranks, perhaps one that does not count: a rank without samples would hold up the
+        others, which wait for its gradient.
+
+        >>> [Ranks(rank, 3).rows(2) for rank in range(2)]
+        [Rows(start=0, stop=1, whole=2, counted=0), Rows(start=0, stop=1, whole=2, counted=1)]
+        """
+        start, stop = (place * whole // self.count for place in (self.rank, self.rank + 1))
+        if start < stop:
+            return Rows(start, stop, whole, stop - start)
+        borrowed = min(start, whole - 1)
+        return Rows(borrowed, borrowed + 1, whole, 0)
+
+    def weight(self, part: Part) -> float:
+        """Return the factor on a part's mean loss that makes the mean over the ranks that of the whole batch."""
+        return part.counted * self.count / part.whole
+
+    def parts(self, batches: Any, epoch: int | None = None) -> Iterator[Part]:
+        """Give this rank's part of each batch, of an epoch where the batches have epochs.
+
+        Batches that know how to be cut read nothing else; others must be the same on every rank.
+        """
+        if self.several and hasattr(batches, "parts"):
+            yield from batches.parts(self, epoch)
+            return
+        for x, y in map(as_pair, batches.epoch(epoch) if epoch and hasattr(batches, "epoch") else batches):
+            rows = self.rows(len(y))
+            cut = (rows_of(x, rows.slice), y[rows.slice]) if self.several else (x, y)
+            yield Part(*cut, rows.counted, rows.whole)
+
     def sum(self, values: list[float]) -> list[float]:
         """Return the sum of each number over the ranks: the same bits on all of them."""
         if not self.several:
@@ -139,19 +133,6 @@ class Ranks:
         values: list[Any] = [value]
         dist.broadcast_object_list(values, src=0)
         return values[0]  # type: ignore[no-any-return]
-
-    def state_from_first(self, state: dict[str, Any] | None) -> dict[str, Any] | None:
-        """Return rank 0's state of tensors and plain values; nothing in it can run code."""
-        if not self.several:
-            return state
-        buffer = io.BytesIO()
-        torch.save(state if self.first else None, buffer)
-        size = int(self.from_first(buffer.tell()))
-        data = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8) if self.first else torch.empty(0).byte()
-        data = data.clone().resize_(size).to(_communication_device())
-        dist.broadcast(data, src=0)
-        found: dict[str, Any] | None = torch.load(io.BytesIO(data.cpu().numpy().tobytes()), weights_only=True)
-        return state if self.first else found
 
     def all_of(self, value: T) -> list[T]:
         """Return what each rank has, rank by rank."""
@@ -268,104 +249,10 @@ def _explain_termination() -> None:
     signal.signal(signal.SIGTERM, end)
 
 
-STRATEGIES = ("ddp", "fsdp")
-Whole = Callable[[], nn.Module]
-"""Returns the model as one process has it, with the weights of now; every rank must ask, and rank 0 gets them."""
-
-
-def spread(model: nn.Module, strategy: str, ranks: Ranks) -> tuple[nn.Module, Whole]:
-    """Return what trains on this rank, and the way back to a whole model; alone, both are the model itself.
-
-    ``ddp`` keeps whole weights on every rank, ``fsdp`` a part of each weight (``fully_shard``).
-    """
+def in_parallel(model: nn.Module, ranks: Ranks) -> nn.Module:
+    """Return what trains on this rank: the model in DistributedDataParallel, or as it is where there is no other."""
     if not ranks.several:
-        return model, lambda: model
-    if strategy == "ddp":
-        device = next(model.parameters()).device
-        places = None if device.type == "cpu" else [device]
-        return DistributedDataParallel(model, device_ids=places, gradient_as_bucket_view=True), lambda: model
-    from torch.distributed.fsdp import fully_shard
-
-    twin = copy.deepcopy(model).cpu()
-    model = model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    for block in blocks_of(model):
-        fully_shard(block)
-    sharded: nn.Module = fully_shard(model)  # type: ignore[assignment]  # the model itself, of a class made for it
-
-    def whole() -> nn.Module:
-        state = whole_state(sharded, keep=ranks.first)
-        if ranks.first:
-            twin.load_state_dict(state)
-        return twin
-
-    return sharded, whole
-
-
-def blocks_of(model: nn.Module) -> list[nn.Module]:
-    """Return the parts of a model that repeat, each with layers of its own: blocks in an nn.Sequential or ModuleList.
-
-    Where blocks hold blocks, the inner ones.
-
-    >>> block = lambda: nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    >>> len(blocks_of(nn.Sequential(nn.Linear(2, 2), nn.Sequential(block(), block(), block()))))
-    3
-    """
-    found: list[nn.Module] = []
-    for module in model.modules():
-        if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            kinds = [type(child) for child in module]
-            repeated = [m for m in module if kinds.count(type(m)) > 1 and any(True for _ in m.children())]
-            found += [m for m in repeated if any(True for _ in m.parameters())]
-    return [block for block in found if not any(inner in found for inner in block.modules() if inner is not block)]
-
-
-def whole_state(part: Any, *, keep: bool = True) -> dict[str, Any]:
-    """Return the state of a model or an optimizer with every sharded tensor put together, on the CPU.
-
-    Every rank must call it; one that does not ``keep`` the tensors gets an empty state.
-    """
-    state = _joined(unwrapped(part).state_dict() if isinstance(part, nn.Module) else part.state_dict())
-    return state if keep else {}
-
-
-def load_whole_state(part: Any, state: Mapping[str, Any]) -> None:
-    """Load what ``whole_state`` returned, on as many ranks, and in as many shards, as there are now."""
-    if isinstance(part, nn.Module):
-        part = unwrapped(part)
-        current = part.state_dict()
-        part.load_state_dict({name: _like(value, current.get(name)) for name, value in state.items()})
-    elif isinstance(part, torch.optim.Optimizer):
-        weights = dict(enumerate(p for group in part.param_groups for p in group["params"]))
-        by_parameter = {
-            n: {key: _like(value, weights.get(n)) for key, value in values.items()}
-            for n, values in state["state"].items()
-        }
-        part.load_state_dict({**state, "state": by_parameter})
-    else:
-        part.load_state_dict(state)
-
-
-def share_buffers(model: nn.Module, ranks: Ranks) -> None:
-    """Give every rank the buffers of rank 0: shards keep them apart, and running statistics come from their samples."""
-    if ranks.several and not isinstance(model, DistributedDataParallel):  # which shares them in every step
-        for buffer in model.buffers():
-            if not hasattr(buffer, "full_tensor"):
-                dist.broadcast(buffer, src=0)
-
-
-def _joined(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.full_tensor().cpu() if hasattr(value, "full_tensor") else value
-    if isinstance(value, Mapping):
-        return {key: _joined(inner) for key, inner in value.items()}
-    return [_joined(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _like(value: Any, current: Any) -> Any:
-    """Return a whole tensor, sharded as the current one of the same shape is."""
-    if not (isinstance(value, Tensor) and hasattr(current, "device_mesh") and value.shape == current.shape):
-        return value
-    from torch.distributed.tensor import distribute_tensor
-
-    here = value.to(current.to_local().device)
-    return distribute_tensor(here, current.device_mesh, current.placements, src_data_rank=None)
+        return model
+    device = next(model.parameters()).device
+    devices = None if device.type == "cpu" else [device]
+    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)

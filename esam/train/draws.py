@@ -24,7 +24,8 @@ def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) ->
 
     A wrong label is any other class, uniformly. The same seed gives the same errors.
     """
-    check_share(share)
+    if not 0 <= share <= 1:
+        raise ValueError(f"label_noise is a share and must be in [0, 1], got {share}; for 20 % write 0.2")
     if share > 0 and classes < 2:
         raise ValueError(f"a label can only be wrong among 2 or more classes, got {classes}; use label_noise=0")
     generator = generator_for("label noise", seed)
@@ -36,12 +37,6 @@ def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) ->
     wrong = torch.zeros(len(labels), dtype=torch.bool)
     wrong[chosen] = True
     return noisy, wrong
-
-
-def check_share(share: float) -> None:
-    """Refuse a share of wrong labels outside [0, 1]."""
-    if not 0 <= share <= 1:
-        raise ValueError(f"label_noise is a share and must be in [0, 1], got {share}; for 20 % write 0.2")
 
 
 def balanced_subset(labels: Tensor, count: int, *, seed: int = 0) -> Tensor:

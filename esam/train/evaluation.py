@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from esam.analysis.objective import cross_entropy, evaluating, random_stream_kept
 
-from .distributed import Part, Ranks
+from .distributed import Ranks
 from .samples import Batch, on_device, outputs_of, unwrapped
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -40,73 +40,52 @@ def evaluate(
     precision: str = "float32",
     metric: Metric | None = None,
     ranks: Ranks | None = None,
-) -> dict[str, float]:
+    by_class: bool = False,
+) -> dict[str, Any]:
     """Return test loss, accuracy where the targets are classes, and the mean of the metric where one is given.
 
     In eval mode; the model's modes and the random stream come back as they were. Several ``ranks`` take a part of each
-    batch and add up what they counted: no sample counts twice, and the figures are the same on all of them.
+    batch and add up what they counted: no sample counts twice, and the figures are the same on all of them. With
+    ``by_class`` there is a ``class_accuracy`` too: one number a class, None for a class without samples; None in all
+    where a sample has no one class, or there are more than ``MOST_CLASSES``.
     """
     ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
-    total, measured, correct, count, labels = 0.0, 0.0, 0.0, 0.0, 0.0
+    total, measured, correct, count, labels, classed = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    of_classes: Tensor | None = None  # how many are right, and how many there are
     with evaluating(model), random_stream_kept(model.parameters()):
-        for part in parts_of(batches, ranks):
-            x, y = on_device(part.x, device), part.y.to(device)
-            with autocast(device, precision):
-                outputs = outputs_of(model, x)  # even where nothing counts: the others may wait for this rank's shards
-                if part.counted:
-                    total += float(loss(outputs, y).sum())
+        for part in ranks.parts(batches):
             if part.counted == 0:
                 continue
+            x, y = on_device(part.x, device), part.y.to(device)
+            with autocast(device, precision):
+                outputs = outputs_of(model, x)
+                total += float(loss(outputs, y).sum())
             if are_classes(outputs, y):
-                correct += int((outputs.argmax(1) == y).sum())
+                right = outputs.argmax(1) == y
+                correct += int(right.sum())
                 labels += y.numel()
+                if by_class and y.dim() == 1 and outputs.shape[1] <= MOST_CLASSES and int(y.min()) >= 0:
+                    counts = torch.stack([each.bincount(minlength=outputs.shape[1]) for each in (y[right], y)]).cpu()
+                    of_classes = counts if of_classes is None else of_classes + counts
+                    classed += len(y)
             if metric is not None:
                 measured += float(_each(metric(outputs, y), len(y)).sum())
             count += len(y)
-    total, measured, correct, count, labels = ranks.sum([total, measured, correct, count, labels])
+    sums = ranks.sum([total, measured, correct, count, labels, classed])
+    total, measured, correct, count, labels, classed = sums
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
-    accuracy = {"test_accuracy": correct / labels} if labels else {}
-    return {"test_loss": total / count, **accuracy, **({"test_metric": measured / count} if metric else {})}
-
-
-@torch.no_grad()
-def class_accuracy(
-    model: nn.Module, batches: Iterable[Batch], *, precision: str = "float32", ranks: Ranks | None = None
-) -> list[float | None] | None:
-    """Return the accuracy on the samples of each class, None for a class without any; over all ``ranks``.
-
-    None in all where a sample has no one class, or there are more than ``MOST_CLASSES``.
-    """
-    ranks, model = ranks or Ranks(), unwrapped(model)
-    device = next(model.parameters()).device
-    right, of, without = torch.zeros(0, dtype=torch.long), torch.zeros(0, dtype=torch.long), 0
-    with evaluating(model), random_stream_kept(model.parameters()):
-        for part in parts_of(batches, ranks):
-            with autocast(device, precision):
-                outputs = outputs_of(model, on_device(part.x, device)).cpu()
-            y = part.y.cpu()
-            if y.dim() != 1 or not are_classes(outputs, y) or outputs.shape[1] > MOST_CLASSES or int(y.min()) < 0:
-                without += 1
-                if not ranks.several:  # where there are others, they may wait for this rank's shards
-                    break
-                continue
-            y, chosen = y[: part.counted], outputs.argmax(1)[: part.counted]
-            hits, seen = (each.bincount(minlength=outputs.shape[1]) for each in (y[chosen == y], y))
-            right, of = (hits, seen) if not len(of) else (right + hits, of + seen)
-    if any(ranks.sum([without])):
-        return None
-    right_in_all, of_all = (ranks.sum(each.tolist()) for each in (right, of))
-    return [hits / seen if seen else None for hits, seen in zip(right_in_all, of_all, strict=True)] or None
-
-
-def parts_of(batches: Iterable[Batch], ranks: Ranks) -> Iterator[Part]:
-    """Give this rank's part of each batch; batches that know how to be cut read nothing else."""
-    if ranks.several and hasattr(batches, "parts_in_order"):
-        yield from batches.parts_in_order(ranks.share)
-    else:
-        yield from ranks.share.parts(batches)
+    found: dict[str, Any] = {"test_loss": total / count}
+    if labels:
+        found["test_accuracy"] = correct / labels
+    if metric is not None:
+        found["test_metric"] = measured / count
+    if by_class:
+        known = [counts for counts in ranks.all_of(of_classes) if counts is not None]  # a rank may have had no sample
+        pairs = torch.stack(known).sum(0).T.tolist() if known and classed == count else []
+        found["class_accuracy"] = [right / all_of_it if all_of_it else None for right, all_of_it in pairs] or None
+    return found
 
 
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:

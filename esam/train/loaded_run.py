@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import json
+import logging
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,8 @@ from esam.analysis import (
 )
 from esam.analysis.landscape import OnProgress
 from esam.analysis.objective import Batch, evaluating
+from esam.extras import require
+from esam.files import write_atomically
 
 from .batches import Batches, Normalise
 from .checkpoint import Checkpoint, run_state
@@ -168,6 +175,35 @@ def _named_model(name: str, about: dict[str, Any]) -> nn.Module:
     if about.get("classes") is None:
         raise ValueError(f"the record does not tell how many classes {name} was built for; give build_model=")
     return build_model(name, classes=len(about["classes"]), channels=channels, size=height)
+
+
+def write_onnx(run: LoadedRun, path: Path) -> None:
+    """Write the model as an ONNX graph for batches of any size; classes and normalisation stand beside it as JSON."""
+    require("onnx", "onnxscript", purpose="exporting to ONNX")
+    shape, kind = run.about.get("shape"), str(run.about.get("dtype") or "torch.float32").removeprefix("torch.")
+    if shape is None:
+        raise ValueError("the record does not tell the shape of an input; export the model with torch.onnx.export")
+    example = torch.zeros(2, *shape, dtype=getattr(torch, kind))  # a batch of 1 would be taken for a constant
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")  # of the exporter's own parts
+            program = torch.onnx.export(
+                run.model.cpu(),
+                (example,),
+                dynamo=True,
+                input_names=["input"],
+                output_names=["output"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )
+            assert program is not None, "the exporter returns a program"
+            graph = program.model_proto.SerializeToString()
+    except Exception as error:  # torch has many kinds for a model that it cannot trace
+        raise ValueError(f"torch cannot export this model to ONNX ({str(error).splitlines()[0]})") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, graph)
+    text = json.dumps(run.about, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(path.with_name(f"{path.name}.json"), text.encode())
 
 
 RHO = 0.05

@@ -6,20 +6,19 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from esam.optim import Base, SharpnessAware
 
 from .checkpoint import Checkpoint, Progress, Resumable
-from .config import Config, did_you_mean
-from .distributed import Part, Ranks, share_buffers
-from .evaluation import PRECISIONS, Loss, Metric, autocast, evaluate, per_sample_cross_entropy
+from .config import Config
+from .distributed import Ranks
+from .evaluation import Loss, Metric, autocast, evaluate, per_sample_cross_entropy
 from .samples import Batch, Inputs, on_device, outputs_of
 
 Schedule = Callable[[float], float]
@@ -27,7 +26,6 @@ OnBatch = Callable[[int, int, int], None]
 """(epoch from 1, batch from 0, batches of an epoch); called before each batch."""
 
 
-@runtime_checkable
 class Epochs(Protocol):
     """Batches that can give any epoch again; a plain iterable such as a DataLoader will do too."""
 
@@ -74,7 +72,7 @@ def fit(
     *,
     epochs: int,
     loss: Loss = per_sample_cross_entropy,
-    schedule: Schedule | LRScheduler | None = None,
+    schedule: Schedule | None = None,
     budget: float | None = None,
     precision: str = "float32",
     evaluate_every: int = 1,
@@ -94,46 +92,29 @@ def fit(
         test: Evaluated in eval mode after every ``evaluate_every`` epochs, and after the last.
         epochs: How many to train, those before a resume included.
         loss: ``(outputs, targets)`` -> one loss per sample.
-        schedule: A factor on the learning rate as a function of progress in [0, 1], set at each step; or a torch
-            scheduler, stepped after each epoch.
+        schedule: A factor on the learning rate as a function of progress in [0, 1], set at each step.
         budget: Stop after this many seconds of training, whatever ``epochs`` says.
         evaluate_every: How often to evaluate, in epochs.
         precision: float32, bf16 (autocast) or fp16 (autocast and a ``GradScaler``).
-        checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit:
-            torch's random numbers and a DataLoader's own generator continue.
+        checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit,
+            torch's random numbers included.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
         metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
-        ranks: Those that train together; ``model`` is then in DistributedDataParallel or sharded, and ``train`` gives
-            the same batches on every rank, which takes its part of each. Rank 0 writes.
+        ranks: Those that train together; ``model`` is then in DistributedDataParallel, and ``train`` gives the same
+            batches on every rank, which takes its part of each. Rank 0 writes.
         on_batch: Called before each batch with the epoch, the batch's number and how many an epoch has.
     """
     ranks = ranks or Ranks()
-    if epochs < 0 or (budget is not None and not 0 < budget < math.inf):
-        raise ValueError(f"epochs must be >= 0 and budget None or > 0 seconds, got {epochs} and {budget}")
-    if evaluate_every < 1:
-        raise ValueError(f"evaluate_every must be 1 epoch or more, got {evaluate_every}")
-    if precision not in PRECISIONS:
-        hint = did_you_mean(precision, PRECISIONS)
-        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}.{hint}")
-    if isinstance(schedule, ReduceLROnPlateau):
-        raise ValueError(
-            "ReduceLROnPlateau wants a loss and fit's schedules take none; leave schedule out and call "
-            'scheduler.step(metrics["test_loss"]) in on_epoch'
-        )
     device = next(model.parameters()).device
     scaler = GradScaler(device.type) if precision == "fp16" else None
     stepper = optimizer if isinstance(optimizer, SharpnessAware) else Base(optimizer, model)
     for group in stepper.param_groups:
         group.setdefault("initial_lr", group["lr"])
-    states = {"model": model, "optimizer": stepper, "scaler": scaler, "schedule": schedule}
-    resumable = Resumable(states, train, device, ranks)
+    resumable = Resumable(model, stepper, scaler, device, ranks)
     progress = resumable.load(checkpoint)
-    pace = _Pace(schedule if callable(schedule) else None, epochs, budget, ranks)
+    pace = _Pace(schedule, epochs, budget, ranks)
     while not (progress.diverged or pace.over(progress)):
         metrics = _train_epoch(model, stepper, train, progress, pace, loss, precision, scaler, on_batch)
-        share_buffers(model, ranks)
-        if isinstance(schedule, LRScheduler):
-            schedule.step()
         ends = progress.diverged or pace.over(progress)
         if test is not None and (ends or progress.epoch % evaluate_every == 0):
             with stepper.evaluation_weights():
@@ -188,7 +169,7 @@ def _train_epoch(
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device, ranks = next(model.parameters()).device, pace.ranks
-    parts = _parts(train, progress.epoch + 1, ranks)
+    parts = ranks.parts(train, progress.epoch + 1)
     steps = _length(train)
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
@@ -202,7 +183,7 @@ def _train_epoch(
         if on_batch is not None:
             on_batch(progress.epoch + 1, number, steps or 0)
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
-        x, y, weight = on_device(part.x, device), part.y.to(device), ranks.share.weight(part)
+        x, y, weight = on_device(part.x, device), part.y.to(device), ranks.weight(part)
 
         def loss_of(x: Inputs, y: Tensor, weight: float = weight) -> Tensor:
             samples["forward"] += len(y)
@@ -248,14 +229,6 @@ def _train_epoch(
         "backwards": progress.backwards,
         **({"ranks": ranks.count} if ranks.several else {}),
     }
-
-
-def _parts(train: Epochs | Iterable[Batch], number: int, ranks: Ranks) -> Iterator[Part]:
-    """Give this rank's part of each batch; batches that know how to be cut read nothing else."""
-    if ranks.several and hasattr(train, "parts"):
-        found: Iterator[Part] = train.parts(number, ranks.share)
-        return found
-    return ranks.share.parts(train.epoch(number) if isinstance(train, Epochs) else train)
 
 
 def _length(train: Epochs | Iterable[Batch]) -> int | None:

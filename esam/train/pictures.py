@@ -1,4 +1,4 @@
-"""How do stored pictures become tensors of uint8: decoded when a batch asks for them, or once and kept on disk?"""
+"""How do stored pictures become tensors of uint8? Decoded once, and kept on disk."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import io
 import os
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,9 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from .augment import inception_crop
-from .draws import generator_for
 from .tensor_files import read_tensors, write_tensors
 
-Crop = Callable[[int, int], tuple[tuple[float, float, float, float], bool]]
-"""(height, width) of a whole picture -> the box to take of it (top, left, height, width), and whether to mirror it."""
 GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: scaling them is the owner's choice
 LOOKED_AT = 16  # pictures whose headers decide between grey and colour
@@ -95,9 +92,9 @@ class Decoder:
         """Give the memory that one decoded picture takes."""
         return self.channels * self.height * self.width
 
-    def __call__(self, pictures: Pictures, row: int, crop: Crop | None = None) -> NDArray[np.uint8]:
-        """Decode one picture, or with ``fit`` a crop of it; what is wrong with it is a ValueError that says where."""
-        array = _pixels(pictures, row, self.channels, (self.width, self.height) if self.fit else None, crop)
+    def __call__(self, pictures: Pictures, row: int) -> NDArray[np.uint8]:
+        """Decode one picture; what is wrong with it is a ValueError that says where."""
+        array = _pixels(pictures, row, self.channels, (self.width, self.height) if self.fit else None)
         if array.shape[:2] != (self.height, self.width):
             raise ValueError(
                 f"{pictures.where(row)} is {array.shape[1]}x{array.shape[0]} while the first picture is "
@@ -105,6 +102,14 @@ class Decoder:
                 "and all are resized and cropped to that square"
             )
         return array
+
+    def decode_all(self, pictures: Pictures, rows: Tensor) -> Tensor:
+        """Decode the pictures at these rows: (N, C, H, W), channels_last in memory as pictures decode."""
+        pixels = np.empty((len(rows), self.height, self.width, self.channels), dtype=np.uint8)
+        with ThreadPool() as pool:  # Pillow decodes without Python's lock
+            for position, array in enumerate(pool.imap(partial(self, pictures), rows.tolist(), chunksize=16)):
+                pixels[position] = array
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2)
 
 
 def decoder_for(pictures: Pictures, size: int | None) -> Decoder:
@@ -128,32 +133,23 @@ def _is_grey(pictures: Pictures, row: int) -> bool:
         raise _unreadable(pictures, row, error) from error
 
 
-def _pixels(
-    pictures: Pictures, row: int, channels: int, fit_to: tuple[int, int] | None, crop: Crop | None = None
-) -> NDArray[np.uint8]:
+def _pixels(pictures: Pictures, row: int, channels: int, fit_to: tuple[int, int] | None) -> NDArray[np.uint8]:
     try:
         with pictures.open(row) as image:
-            array = np.asarray(_prepared(image, channels, fit_to, crop), dtype=np.uint8)
+            array = np.asarray(_prepared(image, channels, fit_to), dtype=np.uint8)
     except Exception as error:  # Pillow raises a dozen kinds for broken files, SyntaxError among them
         raise _unreadable(pictures, row, error) from error
     return array.reshape(*array.shape[:2], channels)
 
 
-def _prepared(
-    image: Image.Image, channels: int, fit_to: tuple[int, int] | None, crop: Crop | None = None
-) -> Image.Image:
+def _prepared(image: Image.Image, channels: int, fit_to: tuple[int, int] | None) -> Image.Image:
     if image.mode in DEEP_MODES:
         raise ValueError(f"its pixels have more than 8 bits (mode {image.mode}); save the pictures with 8 bits")
     if channels == 1 and image.mode not in GREY_MODES:
         raise ValueError(f"it is coloured (mode {image.mode}) among grey pictures; save all in one mode")
-    if fit_to is not None and crop is None:  # a small box needs every pixel
+    if fit_to is not None:
         image.draft(None, fit_to)  # lets a large JPEG be decoded at 1/2, 1/4 or 1/8, never below the wanted size
     upright = ImageOps.exif_transpose(image).convert("L" if channels == 1 else "RGB")
-    if fit_to is not None and crop is not None:
-        (top, left, height, width), mirrored = crop(upright.height, upright.width)
-        box = (left, top, min(left + width, upright.width), min(top + height, upright.height))
-        taken = upright.resize(fit_to, Image.Resampling.BILINEAR, box=box)
-        return ImageOps.mirror(taken) if mirrored else taken
     if fit_to is None or upright.size == fit_to:
         return upright
     return ImageOps.fit(upright, fit_to, method=Image.Resampling.BILINEAR)
@@ -161,68 +157,6 @@ def _prepared(
 
 def _unreadable(pictures: Pictures, row: int, error: Exception) -> ValueError:
     return ValueError(f"cannot read {pictures.where(row)}: {error}; replace the picture or take it out of the data set")
-
-
-@dataclass(frozen=True)
-class StreamedPictures(Dataset[Any]):
-    """Pictures and labels, ``labels[i]`` of ``pictures.open(rows[i])``, that are decoded when a batch asks for them."""
-
-    pictures: Pictures
-    rows: Tensor
-    labels: Tensor
-    decoder: Decoder
-    crop_key: tuple[str | int, ...] | None = None
-    """What random crops are drawn by, where they are taken of the whole picture."""
-    workers = 2
-
-    def __len__(self) -> int:
-        """Give the number of pictures."""
-        return len(self.labels)
-
-    def __getitem__(self, position: int) -> tuple[Tensor, Tensor]:
-        crop = None if self.crop_key is None else inception_crop(generator_for(*self.crop_key, position))
-        pixels = self.decoder(self.pictures, int(self.rows[position]), crop)
-        return torch.from_numpy(pixels.copy()).permute(2, 0, 1), self.labels[position]  # Pillow's memory is read-only
-
-    @staticmethod
-    def collate(rows: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Return one batch, channels_last in memory as pictures decode."""
-        images = torch.stack([image.permute(1, 2, 0) for image, _ in rows])
-        return images.permute(0, 3, 1, 2), torch.stack([label for _, label in rows])
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width after decoding."""
-        return self.decoder.channels, self.decoder.height, self.decoder.width
-
-    @property
-    def crops(self) -> bool:
-        """Whether random crops are taken while decoding: of the whole picture, not of what resizing leaves of it."""
-        return self.decoder.fit
-
-    def cropped(self, key: tuple[str | int, ...]) -> StreamedPictures:
-        """Return the pictures with random crops, drawn by this key and the position."""
-        return replace(self, crop_key=key)
-
-    def select(self, chosen: Tensor) -> StreamedPictures:
-        """Return the pictures at these positions, in this order."""
-        return replace(self, rows=self.rows[chosen], labels=self.labels[chosen])
-
-    def with_labels(self, labels: Tensor) -> StreamedPictures:
-        """Return the pictures with other labels."""
-        return replace(self, labels=labels)
-
-    def in_memory(self) -> tuple[Tensor, Tensor]:
-        """Decode every picture."""
-        # (N, H, W, C) is how pictures decode and what channels_last means, so the images are never turned around.
-        pixels = np.empty((len(self), self.decoder.height, self.decoder.width, self.decoder.channels), dtype=np.uint8)
-        for position in range(len(self)):
-            pixels[position] = self.decoder(self.pictures, int(self.rows[position]))
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2), self.labels
-
-    def fingerprint(self) -> str:
-        """Return a text that changes whenever a picture does."""
-        return f"{self.pictures.fingerprint()} {self.decoder}"
 
 
 FORMAT = 2  # part of every key: raise it when the stored bytes change their meaning
@@ -238,8 +172,8 @@ def cache_file(*key: object) -> Path:
     return root / "data" / f"{digest}.safetensors"
 
 
-def read_cache(path: Path, *, memory_limit: int) -> Decoded | None:
-    """Read a decoded data set; None when there is none, or it exceeds the limit, or is damaged (with a warning)."""
+def read_cache(path: Path) -> Decoded | None:
+    """Read a decoded data set; None when there is none, or it is damaged (with a warning)."""
     if not path.exists():
         return None
     try:
@@ -248,8 +182,6 @@ def read_cache(path: Path, *, memory_limit: int) -> Decoded | None:
             raise ValueError(f"{path.name} fails its checksum")
     except (ValueError, KeyError) as error:
         warnings.warn(f"the cache {path} is damaged ({error}) and is made anew", stacklevel=3)
-        return None
-    if sum(tensor.nbytes for tensor in tensors.values()) > memory_limit:
         return None
     train, test = (
         (tensors[f"{name}_images"].permute(0, 3, 1, 2), tensors[f"{name}_labels"]) for name in ("train", "test")

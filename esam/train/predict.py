@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +24,9 @@ Reader = Callable[[Path], Inputs]
 BATCH = 64
 TABLES = (".csv", ".npy")
 
-NAMES = {"file": "file", "row": "row", "class": "label", "probability": "probability", "error": "error"}
-"""The columns of a table of predictions, and what they hold of a prediction."""
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What the model says of one sample: a class with its probability, or plain outputs; or why it says nothing."""
-
-    file: str
-    row: int | None = None
-    """Which sample of a file that holds several, from 0."""
-    label: str | None = None
-    probability: float | None = None
-    values: dict[str, float] | None = None
-    """The probability of each class, or the outputs by their numbers."""
-    error: str | None = None
+Prediction = dict[str, Any]
+"""``file``; ``row``, from 0, of a file that holds several; then ``class``, ``probability`` and the ``probabilities`` of
+all classes, or the ``outputs`` by their numbers; or an ``error``: why there is no prediction."""
 
 
 def predictions(run: LoadedRun, files: Iterable[str | Path], *, read: Reader | None = None) -> Iterator[Prediction]:
@@ -58,26 +43,24 @@ def predictions(run: LoadedRun, files: Iterable[str | Path], *, read: Reader | N
             outputs = torch.cat([run(part) for part in parts])
             bad = _not_finite(inputs)
         except (ValueError, OSError, RuntimeError) as error:
-            yield Prediction(str(file), error=str(error))
+            yield {"file": str(file), "error": str(error)}
             continue
         for row, output in enumerate(outputs):
-            number = row if several else None
             if row in bad:
-                yield Prediction(
-                    str(file), number, error=f"{file}, row {row}, column {bad[row]} is not a finite number"
-                )
+                said = {"error": f"{file}, row {row}, column {bad[row]} is not a finite number"}
             elif not output.isfinite().all():
-                yield Prediction(str(file), number, error=f"{file}: the model's output for row {row} is not finite")
+                said = {"error": f"{file}: the model's output for row {row} is not finite"}
             else:
-                yield _prediction(run, str(file), number, output)
+                said = _said(run, output)
+            yield {"file": str(file), **({"row": row} if several else {}), **said}
 
 
 def as_csv(found: Sequence[Prediction]) -> str:
     """Write predictions as a table: file, row where files hold several, class and probability, or the outputs."""
-    lines = [{**line.pop("outputs", {}), **line} for line in map(_line, found)]
-    outputs = dict.fromkeys(name for line in lines for name in line if name not in (*NAMES, "probabilities"))
+    lines = [{**line, **line.get("outputs", {})} for line in found]
+    outputs = dict.fromkeys(name for line in found for name in line.get("outputs", {}))
     wanted = ["file", "row", "class", "probability", *outputs, "error"]
-    names = ["file", *(name for name in wanted[1:] if any(name in line for line in lines))]
+    names = [name for name in wanted if name == "file" or any(name in line for line in lines)]
     text = io.StringIO()
     table = csv.DictWriter(text, names, extrasaction="ignore", lineterminator="\n")
     table.writeheader()
@@ -85,26 +68,14 @@ def as_csv(found: Sequence[Prediction]) -> str:
     return text.getvalue()
 
 
-def as_json(found: Sequence[Prediction]) -> str:
-    """Write predictions as a list of objects, with the probability of every class."""
-    return json.dumps([_line(one) for one in found], indent=1, ensure_ascii=False) + "\n"
-
-
-def _line(one: Prediction) -> dict[str, Any]:
-    line = {name: value for name, key in NAMES.items() if (value := getattr(one, key)) is not None}
-    if one.values is not None:
-        line["probabilities" if one.label is not None else "outputs"] = one.values
-    return line
-
-
-def _prediction(run: LoadedRun, file: str, row: int | None, output: Tensor) -> Prediction:
+def _said(run: LoadedRun, output: Tensor) -> Prediction:
     last = (run.record.end or {}).get("test_accuracy", {}).get("last")
     if output.dim() != 1 or (run.classes is None and last is None):
-        return Prediction(file, row, values={str(n): value for n, value in enumerate(output.flatten().tolist())})
+        return {"outputs": {str(n): value for n, value in enumerate(output.flatten().tolist())}}
     names = run.classes or tuple(map(str, range(len(output))))
-    shares = output.double().softmax(0).tolist()
-    best = max(range(len(shares)), key=shares.__getitem__)
-    return Prediction(file, row, names[best], shares[best], dict(zip(names, shares, strict=True)))
+    shares = dict(zip(names, output.double().softmax(0).tolist(), strict=True))
+    best = max(shares, key=shares.__getitem__)
+    return {"class": best, "probability": shares[best], "probabilities": shares}
 
 
 def _not_finite(inputs: Inputs) -> dict[int, int]:

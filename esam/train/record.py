@@ -2,6 +2,8 @@
 
 A record is a JSON-lines file in the run's folder: one "run" line (what was asked, and where it ran), one "epoch" line
 an epoch, one "end" line. JSON has no NaN or infinity: a number that is not finite is written as null and read as None.
+
+A pack holds many of them: JSON lines, one a record, compressed by xz; the same records are the same bytes.
 """
 
 from __future__ import annotations
@@ -9,11 +11,12 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import lzma
 import math
 import os
 import platform
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -22,15 +25,14 @@ from typing import Any
 
 from esam.files import with_disk_full_hint, write_atomically, write_through
 
-from .packed import SUFFIX, is_pack, read_pack
-
 FORMAT = 1
 RECORD_NAME = "record.jsonl"
+PACK_SUFFIX = ".jsonl.xz"
 
 Line = dict[str, Any]
 
 _TYPES: dict[str, dict[str, type]] = {
-    "run": {"name": str, "method": str, "seed": int, "config": dict, "environment": dict},
+    "run": {"format": int, "name": str, "method": str, "seed": int, "config": dict, "environment": dict},
     "epoch": {"epoch": int},
     "end": {"status": str, "test_accuracy": dict},
 }
@@ -95,10 +97,9 @@ class RecordWriter:
     but it cannot invent lines that the checkpoint is ahead of.
     """
 
-    def __init__(self, record: RunRecord) -> None:  # use create or resume
-        self.path = record.path
-        self._epoch = record.last_epoch
-        self._ended = record.end is not None
+    def __init__(self, path: Path) -> None:  # use create or resume
+        record = read_record(path)
+        self.path, self._lines = path, [record.run, *record.epochs]
 
     @classmethod
     def create(cls, path: str | Path, run: Mapping[str, Any]) -> RecordWriter:
@@ -113,7 +114,7 @@ class RecordWriter:
         _check_line(json.loads(line), f"{path}, line 1")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, line)
-        return cls(read_record(path))
+        return cls(path)
 
     @classmethod
     def resume(cls, path: str | Path, *, epoch: int, changes: Mapping[str, Any] | None = None) -> RecordWriter:
@@ -127,26 +128,20 @@ class RecordWriter:
         kept = [line for line in record.epochs if line["epoch"] <= epoch]
         first = {**record.run, **(changes or {})}
         write_atomically(record.path, b"".join(encode(line) for line in [first, *kept]))
-        return cls(read_record(record.path))
+        return cls(record.path)
 
     def epoch(self, **values: Any) -> None:
         """Append the line of one epoch: epoch=1, lr=..., train_loss=..., and so on."""
-        number = values.get("epoch")
-        if not isinstance(number, int) or number <= self._epoch:
-            raise ValueError(f"epoch must be a whole number above {self._epoch}, the last one recorded, got {number!r}")
         self._append({"kind": "epoch", **values})
-        self._epoch = number
 
     def end(self, **values: Any) -> None:
         """Append the last line: the run's results, with status="finished" unless told otherwise."""
         self._append({"kind": "end", "status": "finished", "test_accuracy": {}, **values})
-        self._ended = True
 
     def _append(self, line: Line) -> None:
-        if self._ended:
-            raise ValueError(f"{self.path} has its end line already: continue it with RecordWriter.resume")
         data = encode(line)
         _check_line(json.loads(data), str(self.path))
+        _check_place(line, self._lines, str(self.path))
         size = self.path.stat().st_size
         try:
             write_through(self.path, os.O_WRONLY | os.O_APPEND, data)
@@ -154,6 +149,7 @@ class RecordWriter:
             with suppress(OSError):
                 os.truncate(self.path, size)
             raise with_disk_full_hint(error, self.path) from error
+        self._lines.append(line)
 
 
 def read_record(path: str | Path) -> RunRecord:
@@ -186,10 +182,17 @@ def read_records(folder: str | Path, *, broken: list[str] | None = None) -> list
     A record that cannot be read is refused; with a list ``broken``, what is wrong goes there and the others are read.
     """
     folder = Path(folder)
-    if not folder.is_dir() and not (is_pack(folder) and folder.exists()):
-        raise ValueError(f"{folder} is not a folder: give the folder that holds the runs, or a pack (NAME{SUFFIX})")
+    if folder.name.endswith(PACK_SUFFIX) and folder.is_file():
+        packed = {folder / name: lines for name, lines in read_pack(folder).items()}
+        texts = [(path, b"".join(map(encode, lines))) for path, lines in packed.items() if path.name == RECORD_NAME]
+    elif folder.is_dir():
+        texts = [(path, path.read_bytes()) for path in folder.rglob(RECORD_NAME)]
+    else:
+        raise ValueError(
+            f"{folder} is not a folder: give the folder that holds the runs, or a pack (NAME{PACK_SUFFIX})"
+        )
     records = []
-    for path, data in sorted(_texts(folder)):
+    for path, data in sorted(texts):
         try:
             records.append(_record_of(path, data))
         except ValueError as error:
@@ -199,14 +202,26 @@ def read_records(folder: str | Path, *, broken: list[str] | None = None) -> list
     return sorted(records, key=lambda record: (record.name, record.seed))
 
 
-def _texts(folder: Path) -> Iterator[tuple[Path, bytes]]:
-    """Give the records of a folder or a pack, each with the path that it has or had."""
-    if is_pack(folder):
-        for name, lines in read_pack(folder).items():
-            if Path(name).name == RECORD_NAME:
-                yield folder / name, b"".join(map(encode, lines))
-    else:
-        yield from ((path, path.read_bytes()) for path in folder.rglob(RECORD_NAME))
+def write_pack(path: str | Path, files: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Write the lines of files, by their names within the pack, as one pack."""
+    path = Path(path)
+    if not path.name.endswith(PACK_SUFFIX):
+        raise ValueError(f"a pack's name ends with {PACK_SUFFIX}, got {path.name}")
+    texts = (
+        json.dumps({"name": name, "lines": list(files[name])}, allow_nan=False, separators=(",", ":"))
+        for name in sorted(files)
+    )
+    write_atomically(path, lzma.compress("".join(f"{text}\n" for text in texts).encode("ascii"), preset=9))
+
+
+def read_pack(path: str | Path) -> dict[str, list[Line]]:
+    """Return the lines of the files of a pack, by name."""
+    try:
+        texts = lzma.decompress(Path(path).read_bytes()).splitlines()
+        packed = [json.loads(text) for text in texts]
+        return {str(file["name"]): list(file["lines"]) for file in packed}
+    except (lzma.LZMAError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is no pack ({error!r}); restore the file") from error
 
 
 def config_id(config: Mapping[str, Any]) -> str:
@@ -236,8 +251,12 @@ def _finite(text: str) -> float | None:
 def _check_line(line: Any, where: str) -> None:
     if not isinstance(line, dict) or line.get("kind") not in _TYPES:
         raise ValueError(f'{where}: expected an object of kind "run", "epoch" or "end"; restore the file, or remove it')
-    if line["kind"] == "run":
-        _check_format(line.get("format"), where)
+    number = line.get("format")
+    if line["kind"] == "run" and isinstance(number, int) and number > FORMAT:
+        raise ValueError(
+            f"{where}: written by a newer version of esam (format {number}, this one reads up to {FORMAT}): "
+            "upgrade with pip install -U torch-esam"
+        )
     for key, kind in _TYPES[line["kind"]].items():
         if not isinstance(line.get(key), kind):
             raise ValueError(f'{where}: "{key}" must be of type {kind.__name__}, got {line.get(key)!r}')
@@ -247,16 +266,6 @@ def _check_line(line: Any, where: str) -> None:
     for key, value in numbers.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise ValueError(f'{where}: "{key}" must be a number or null, got {value!r}')
-
-
-def _check_format(number: Any, where: str) -> None:
-    if not isinstance(number, int) or number < 1:
-        raise ValueError(f'{where}: "format" must be a whole number from 1, got {number!r}')
-    if number > FORMAT:
-        raise ValueError(
-            f"{where}: written by a newer version of esam (format {number}, this one reads up to {FORMAT}): "
-            "upgrade with pip install -U torch-esam"
-        )
 
 
 def _check_place(line: Line, before: list[Line], where: str) -> None:

@@ -19,10 +19,11 @@ from .build import Parts, build_parts
 from .checkpoint import Checkpoint, Progress, run_state
 from .config import Config, find_method
 from .distributed import Ranks
-from .evaluation import class_accuracy, evaluate
+from .evaluation import evaluate
 from .loaded_run import BEST_NAME, LAST_NAME, describe_weights, write_weights
 from .loop import OnBatch, fit, schedule_of
 from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
+from .samples import unwrapped
 from .task import Facts, changed_data
 
 Measure = Callable[[nn.Module, Any, torch.device], Any]
@@ -68,7 +69,7 @@ def run(
         if (record := ended()) is not None:  # by another process, meanwhile
             return record
         _runs_here += 1
-        checkpoint, log = Checkpoint(folder), None
+        checkpoint, log, model = Checkpoint(folder), None, unwrapped(made.model)
         if ranks.first:
             first = first_line(config, made.optimizer, made.facts, made.device)
             log = RunLogger(path, config, checkpoint, first, keep_weights=keep_weights)
@@ -76,16 +77,12 @@ def run(
         def on_epoch(metrics: dict[str, Any]) -> None:
             if log is not None:
                 log.epoch(metrics)
-            if keep_weights:
-                with made.optimizer.evaluation_weights():
-                    model = made.whole()
-                    if log is not None:
+                if keep_weights:
+                    with made.optimizer.evaluation_weights():
                         log.keep_best(metrics, model)
-            if watch is not None and ranks.first:
-                watch(metrics)
-            if observe is not None:
-                model = made.whole()
-                if ranks.first:
+                if watch is not None:
+                    watch(metrics)
+                if observe is not None:
                     observe(metrics["epoch"], model, made.task)
 
         progress = fit(
@@ -106,14 +103,12 @@ def run(
             ranks=ranks,
         )
         with made.optimizer.evaluation_weights():
-            trained = evaluate(made.model, made.ordered, made.task.loss, precision=config.precision, ranks=ranks)
+            how: dict[str, Any] = {"loss": made.task.loss, "precision": config.precision, "ranks": ranks}
+            trained = evaluate(model, made.ordered, **how)
             progress.diverged |= not math.isfinite(trained["test_loss"])
-            classes: list[float | None] | None = None
-            if not progress.diverged:
-                classes = class_accuracy(made.model, made.test, precision=config.precision, ranks=ranks)
-            model = made.whole()
+            tested = {} if progress.diverged else evaluate(model, made.test, by_class=True, **how)
             if log is not None:
-                log.end(progress, trained, classes, model, made.task, made.device, measures or {})
+                log.end(progress, trained, tested.get("class_accuracy"), model, made.task, made.device, measures or {})
         over = ranks.from_first(read_record(path) if ranks.first else None)
         assert over is not None, "rank 0 has read it"
         return over
@@ -236,8 +231,7 @@ class RunLogger:
             return
         if self._keep_weights:
             write_weights(self._record.path.with_name(LAST_NAME), model, describe_weights(self._record, self._last))
-        here = next(model.parameters()).device  # of a sharded model, a copy on the CPU
-        taken = {name: measure(model, data, here) for name, measure in measures.items()}
+        taken = {name: measure(model, data, device) for name, measure in measures.items()}
         self._writer.end(**figures, **taken, class_accuracy=class_accuracy)
 
 

@@ -43,6 +43,12 @@ def on_device(inputs: Inputs, device: torch.device | str) -> Inputs:
     return inputs.to(device) if isinstance(inputs, Tensor) else inputs
 
 
+def bytes_of(inputs: Inputs) -> int:
+    """Return how much memory the inputs take."""
+    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
+    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+
 def rows_of(inputs: Inputs, rows: slice | Tensor) -> Inputs:
     """Return the samples at these rows."""
     if not isinstance(inputs, Tensor):
@@ -148,16 +154,13 @@ def taken_rows(samples: Samples, rows: Tensor) -> Samples:
     """Return the samples at these rows."""
     if isinstance(samples, tuple):
         return rows_of(samples[0], rows), samples[1][rows]
-    return samples.select(rows) if hasattr(samples, "select") else SomeRows(samples, rows)
+    return SomeRows(samples, rows)
 
 
 def with_labels(samples: Samples, labels: Tensor) -> Samples:
     """Return the samples with other labels."""
     if isinstance(samples, tuple):
         return samples[0], labels
-    if hasattr(samples, "with_labels"):
-        relabelled: Samples = samples.with_labels(labels)
-        return relabelled
     return SomeRows(samples, torch.arange(len(labels)), labels)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .batches import Transform
 from .config import did_you_mean
-from .draws import balanced_subset, check_share, flip_labels, held_out
+from .draws import balanced_subset, flip_labels, held_out
 from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
 from .samples import (
     Samples,
@@ -61,8 +61,6 @@ class Task:
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of an input as it is stored; None where it is no tensor."""
-        if hasattr(self.train, "shape"):
-            return tuple(self.train.shape)  # type: ignore[union-attr]
         first = first_input(self.train)
         return None if first is None else tuple(first.shape)
 
@@ -88,7 +86,6 @@ def part_of(
     task: Task, *, train_size: int | None = None, label_noise: float = 0.0, validation: bool = False, seed: int = 0
 ) -> Task:
     """Return the task with held-out training samples as its test samples, fewer training samples, or wrong labels."""
-    check_share(label_noise)
     if validation:
         task = held_out_task(task)
     if train_size is None and label_noise == 0:
@@ -99,7 +96,7 @@ def part_of(
         rows = balanced_subset(labels, train_size, seed=seed)
         samples, labels = taken_rows(samples, rows), labels[rows]
     wrong = None
-    if label_noise > 0:
+    if label_noise:
         labels, wrong = flip_labels(labels, label_noise, classes=task.class_count(), seed=seed)
         samples = with_labels(samples, labels)
     return replace(task, train=samples, wrong=wrong)
@@ -242,9 +239,6 @@ def _add(digest: Any, part: Samples) -> None:
         _add_tensors(
             digest, *(x.permute(0, 2, 3, 1) if x.dtype == torch.uint8 and x.dim() == 4 else x for x in tensors)
         )
-    elif hasattr(part, "fingerprint"):
-        digest.update(part.fingerprint().encode())
-        _add_tensors(digest, part.rows, part.labels)  # type: ignore[attr-defined]
     else:
         _add_rows(digest, part)
 

@@ -26,6 +26,10 @@ from esam.optim.monitor import FIRST, FirstSteps
 from .config import Config, effective_settings
 
 PROJECT = "esam"
+Log = Callable[[Mapping[str, float], int], None]
+"""(figures, epoch) -> written by the library."""
+Open = Callable[[Path, Config, str], tuple[Log, Callable[[], Any]]]
+"""(folder, configuration, name of the run) -> what writes, and what closes."""
 
 
 class StepValues(FirstSteps):
@@ -77,117 +81,91 @@ class StepValues(FirstSteps):
 
 
 class Tracker:
-    """Takes the figures of each epoch; a library writes them."""
+    """Takes the figures of each epoch; a library, opened at the first epoch, writes them."""
 
-    def __init__(self, folder: Path, config: Config) -> None:
-        self.folder, self.config = folder, config
-        self.name = f"{config.method}, seed {config.seed}"
+    def __init__(self, folder: Path, config: Config, open_library: Open) -> None:
+        self._folder, self._config, self._open = folder, config, open_library
 
-    _opened: Any
-    """The library's own writer, opened at the first epoch."""
-    _log: Callable[[Mapping[str, float], int], None]
-    _close: Callable[[], None]
+    @cached_property
+    def _opened(self) -> tuple[Log, Callable[[], Any]]:
+        return self._open(self._folder, self._config, f"{self._config.method}, seed {self._config.seed}")
 
     def epoch(self, metrics: Mapping[str, Any]) -> None:
         """Keep the figures of an epoch that are numbers."""
         numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        epoch = int(numbers.pop("epoch"))
-        self._log({name: value for name, value in numbers.items() if math.isfinite(value)}, epoch)
+        epoch, log = int(numbers.pop("epoch")), self._opened[0]
+        log({name: value for name, value in numbers.items() if math.isfinite(value)}, epoch)
 
     def end(self) -> None:
         """Close what was opened."""
         if "_opened" in vars(self):
-            self._close()
-
-    def _asked(self) -> dict[str, Any]:
-        """Return the configuration on one level, the method's settings by the values that take effect."""
-        plain = {name: value for name, value in self.config.as_json().items() if name not in ("settings", "notes")}
-        return {**plain, **effective_settings(self.config)}
+            self._opened[1]()
 
 
-class TensorBoard(Tracker):
-    """Writes events into the run's folder; ``tensorboard --logdir`` shows them."""
+def tensorboard(folder: Path, config: Config, name: str) -> tuple[Log, Callable[[], Any]]:
+    """Write events into the run's folder; ``tensorboard --logdir`` shows them."""
+    from torch.utils.tensorboard.writer import SummaryWriter
 
-    @cached_property
-    def _opened(self) -> Any:
-        from torch.utils.tensorboard.writer import SummaryWriter
+    writer: Any = SummaryWriter(str(folder))
 
-        return SummaryWriter(str(self.folder))
+    def log(numbers: Mapping[str, float], epoch: int) -> None:
+        for figure, value in numbers.items():
+            writer.add_scalar(figure, value, epoch)
+        writer.flush()
 
-    def _log(self, numbers: Mapping[str, float], epoch: int) -> None:
-        for name, value in numbers.items():
-            self._opened.add_scalar(name, value, epoch)
-        self._opened.flush()
-
-    def _close(self) -> None:
-        self._opened.close()
+    return log, writer.close
 
 
-class WeightsAndBiases(Tracker):
-    """Logs a run of the project ``esam``; offline, in the run's folder, until ``wandb sync`` sends it."""
+def wandb(folder: Path, config: Config, name: str) -> tuple[Log, Callable[[], Any]]:
+    """Log a run of the project ``esam``; offline, in the run's folder, until ``wandb sync`` sends it."""
+    import wandb
 
-    @cached_property
-    def _opened(self) -> Any:
-        import wandb
-
-        return wandb.init(
-            project=PROJECT,
-            dir=str(self.folder),
-            id=self.config.id(),
-            name=self.name,
-            config=self._asked(),
-            mode="offline" if "WANDB_MODE" not in os.environ else None,
-            resume="allow",
-            settings=wandb.Settings(silent=True, console="off"),
-        )
-
-    def _log(self, numbers: Mapping[str, float], epoch: int) -> None:
-        self._opened.log(numbers, step=epoch)
-
-    def _close(self) -> None:
-        self._opened.finish()
+    mode: Any = None if "WANDB_MODE" in os.environ else "offline"
+    quiet = wandb.Settings(silent=True, console="off")
+    about: dict[str, Any] = {"id": config.id(), "name": name, "config": _settings(config)}
+    run = wandb.init(project=PROJECT, dir=str(folder), mode=mode, resume="allow", settings=quiet, **about)
+    return lambda numbers, epoch: run.log(dict(numbers), step=epoch), run.finish
 
 
-class MLflow(Tracker):
-    """Logs a run of the experiment ``esam``; into ``mlflow.db`` in the run's folder. A resumed run is continued."""
+def mlflow(folder: Path, config: Config, name: str) -> tuple[Log, Callable[[], Any]]:
+    """Log a run of the experiment ``esam``; into ``mlflow.db`` in the run's folder. A resumed run is continued."""
+    from mlflow.tracking import MlflowClient
 
-    @cached_property
-    def _opened(self) -> tuple[Any, str]:
-        from mlflow.tracking import MlflowClient
-
-        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs each table that it makes
-        here = f"sqlite:///{(self.folder.absolute() / 'mlflow.db').as_posix()}"
-        client = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
-        known = client.get_experiment_by_name(PROJECT)
-        experiment = client.create_experiment(PROJECT) if known is None else known.experiment_id
-        mine = client.search_runs([experiment], f"tags.`esam.id` = '{self.config.id()}'")
-        if mine:
-            return client, mine[0].info.run_id
-        run = client.create_run(experiment, run_name=self.name, tags={"esam.id": self.config.id()}).info.run_id
-        for key, value in self._asked().items():
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs each table that it makes
+    here = f"sqlite:///{(folder.absolute() / 'mlflow.db').as_posix()}"
+    client: Any = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
+    known = client.get_experiment_by_name(PROJECT)
+    experiment = client.create_experiment(PROJECT) if known is None else known.experiment_id
+    if mine := client.search_runs([experiment], f"tags.`esam.id` = '{config.id()}'"):
+        run = mine[0].info.run_id
+    else:
+        run = client.create_run(experiment, run_name=name, tags={"esam.id": config.id()}).info.run_id
+        for key, value in _settings(config).items():
             client.log_param(run, key, value)
-        return client, run
 
-    def _log(self, numbers: Mapping[str, float], epoch: int) -> None:
-        client, run = self._opened
-        for name, value in numbers.items():
-            client.log_metric(run, name, value, step=epoch)
+    def log(numbers: Mapping[str, float], epoch: int) -> None:
+        for figure, value in numbers.items():
+            client.log_metric(run, figure, value, step=epoch)
 
-    def _close(self) -> None:
-        client, run = self._opened
-        client.set_terminated(run)
+    return log, lambda: client.set_terminated(run)
 
 
-TRACKERS: dict[str, tuple[tuple[str, ...], Callable[[Path, Config], Tracker]]] = {
-    "tensorboard": (("tensorboard",), TensorBoard),
-    "wandb": (("wandb",), WeightsAndBiases),
-    "mlflow": (("mlflow", "sqlalchemy", "alembic"), MLflow),
+def _settings(config: Config) -> dict[str, Any]:
+    """Return the configuration on one level, the method's settings by the values that take effect."""
+    plain = {name: value for name, value in config.as_json().items() if name not in ("settings", "notes")}
+    return {**plain, **effective_settings(config)}
+
+
+TRACKERS: dict[str, tuple[Open, tuple[str, ...]]] = {
+    "tensorboard": (tensorboard, ("tensorboard",)),
+    "wandb": (wandb, ("wandb",)),
+    "mlflow": (mlflow, ("mlflow", "sqlalchemy", "alembic")),
 }
-"""By the name that the command line has for it: the packages that it needs, and the tracker."""
+"""By the name that the command line has for it: what opens it, and the packages that it needs."""
 
 
 def find_tracker(name: str, folder: str | Path, config: Config) -> Tracker:
     """Return the tracker of that name; a missing package is reported before the run."""
-    packages, build = TRACKERS[name]
+    open_library, packages = TRACKERS[name]
     require(*packages, purpose=f"--track {name}")
-    return build(Path(folder), config)
+    return Tracker(Path(folder), config, open_library)

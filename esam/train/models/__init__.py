@@ -9,11 +9,8 @@ import torch
 from torch import nn
 
 from esam.train.config import did_you_mean
-from esam.train.models.pyramidnet import pyramidnet
-from esam.train.models.resnet import bottleneck_resnet, resnet18, thin_resnet
-from esam.train.models.small import cnn, mlp
+from esam.train.models.convolutional import bottleneck_resnet, cnn, mlp, pyramidnet, resnet18, thin_resnet, wide_resnet
 from esam.train.models.vit import VisionTransformer
-from esam.train.models.wide_resnet import wide_resnet
 
 __all__ = ["MODELS", "Model", "build_model", "fastest_memory_format"]
 
@@ -71,9 +68,6 @@ def build_model(name: str, *, classes: int, channels: int = 3, size: int = 32) -
     `name` is a key of MODELS, or timm/NAME for a network of the timm library. `size` is the side of the square images,
     in pixels. The network maps (batch, channels, size, size) to (batch, classes) scores before the softmax.
     """
-    _check_integer("classes", classes, 2)
-    _check_integer("channels", channels, 1)
-    _check_integer("size", size, 1)
     if name.startswith("timm/"):
         return _build_timm(name.removeprefix("timm/"), classes, channels)
     if name not in MODELS:
@@ -101,8 +95,3 @@ def _build_timm(name: str, classes: int, channels: int) -> nn.Module:
         raise ValueError(f"there is no model 'timm/{name}'.{hint} timm.list_models() gives every name timm/NAME takes.")
     model: nn.Module = timm.create_model(name, num_classes=classes, in_chans=channels)
     return model
-
-
-def _check_integer(what: str, value: int, smallest: int) -> None:
-    if not isinstance(value, int) or value < smallest:
-        raise ValueError(f"{what} must be an integer of at least {smallest}, got {value!r}")

@@ -1,0 +1,298 @@
+"""Convolutional networks: ResNet, Wide ResNet and PyramidNet of the ESAM paper, and small ones for seconds.
+
+- Residual networks: He et al. (2016, https://arxiv.org/abs/1512.03385). The thin 6n+2 networks for CIFAR (resnet8, 14,
+  20), the CIFAR variant of ResNet-18 on which SAM and ESAM report, and the bottleneck networks for ImageNet.
+- Wide residual networks: Zagoruyko & Komodakis (2016, https://arxiv.org/abs/1605.07146). Few layers, many channels, and
+  the norm and ReLU come before each convolution ("pre-activation"). No dropout.
+- Pyramidal residual networks: Han, Kim & Kim (2017, https://arxiv.org/abs/1610.02915). Each block is a little wider
+  than the one before it, instead of doubling the width where the image is halved.
+
+All are initialised as in He et al. (2015, https://arxiv.org/abs/1502.01852).
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def conv(inputs: int, outputs: int, kernel: int = 3, *, stride: int = 1) -> nn.Conv2d:
+    """A convolution that keeps the image size at stride 1; no bias, because a norm layer stands beside it."""
+    return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+def block_plan(stem_width: int, stages: Iterable[Iterable[int]]) -> Iterator[tuple[int, int, int]]:
+    """Yield (inputs, outputs, stride) of every block, given the output width of each block of each stage.
+
+    The first block of every stage but the first halves the image.
+    """
+    inputs = stem_width
+    for stage, widths in enumerate(stages):
+        for index, outputs in enumerate(widths):
+            yield inputs, outputs, 2 if stage > 0 and index == 0 else 1
+            inputs = outputs
+
+
+class ZeroPadChannels(nn.Module):
+    """Append channels of zeros: a wider identity that has no parameters."""
+
+    def __init__(self, extra: int) -> None:
+        """Take the number of channels to append."""
+        super().__init__()
+        self.extra = extra
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the images with the zeros behind their own channels."""
+        return F.pad(images, (0, 0, 0, 0, 0, self.extra))
+
+
+def classifier(width: int, classes: int) -> nn.Sequential:
+    """Average each channel over the image and map the averages to one score per class."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+
+
+def kaiming_init(model: nn.Module) -> None:
+    """Draw every convolution from N(0, 2 / fan_out), the scale that keeps gradients level through ReLUs."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+def check_survives_halvings(size: int, halvings: int) -> None:
+    """Refuse images that shrink to a single pixel.
+
+    One pixel would still convolve, but BatchNorm then has a single value per channel when a batch holds one sample: the
+    last batch of an epoch, or a strict ESAM selection, would crash a run that began well.
+    """
+    smallest = 2**halvings + 1
+    if size < smallest:
+        raise ValueError(
+            f"size must be at least {smallest} for a network that halves the image {halvings} times, got {size}; "
+            "enlarge the images, or choose a network that halves less often: "
+            "wrn10-1 and resnet8 (2 times), resnet18 (3 times), cnn or mlp (any size from 4 or 1)"
+        )
+
+
+# ResNet ---------------------------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    """Add what the body computes to what the shortcut carries past it, then rectify."""
+
+    def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
+        """Take two modules whose outputs have the same shape."""
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return relu(body + shortcut)."""
+        return F.relu(self.body(images) + self.shortcut(images))
+
+
+def basic_body(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """Two 3x3 convolutions."""
+    return nn.Sequential(
+        conv(inputs, outputs, stride=stride),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(),
+        conv(outputs, outputs),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+def bottleneck_body(inputs: int, outputs: int, stride: int) -> nn.Sequential:
+    """A 3x3 convolution at a quarter of the width, between two 1x1 convolutions."""
+    inner = outputs // 4
+    return nn.Sequential(
+        conv(inputs, inner, 1),
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        # The stride sits here, not in the 1x1 before as in the paper: the "v1.5" that today's ImageNet results mean.
+        conv(inner, inner, stride=stride),
+        nn.BatchNorm2d(inner),
+        nn.ReLU(),
+        conv(inner, outputs, 1),
+        nn.BatchNorm2d(outputs),
+    )
+
+
+def padded_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """Option A of the paper: take every second pixel and pad with zero channels; no parameters."""
+    if inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.AvgPool2d(1, stride=stride), ZeroPadChannels(outputs - inputs))
+
+
+def projected_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    """Option B of the paper: a 1x1 convolution, only where the shape changes."""
+    if inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(conv(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
+
+
+def small_image_stem(channels: int, width: int) -> nn.Sequential:
+    """One 3x3 convolution that keeps every pixel."""
+    return nn.Sequential(conv(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+
+
+def imagenet_stem(channels: int, width: int) -> nn.Sequential:
+    """A 7x7 convolution and a max-pool, which quarter the image."""
+    return nn.Sequential(
+        conv(channels, width, 7, stride=2),
+        nn.BatchNorm2d(width),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    )
+
+
+def network(stem: nn.Sequential, blocks: list[Residual], head: nn.Sequential) -> nn.Sequential:
+    """Chain the three parts, freshly initialised."""
+    model = nn.Sequential(OrderedDict(stem=stem, blocks=nn.Sequential(*blocks), head=head))
+    kaiming_init(model)
+    return model
+
+
+def thin_resnet(depth: int, *, classes: int, channels: int, size: int) -> nn.Sequential:
+    """The 6n+2 layer network for CIFAR: three stages of n basic blocks, 16, 32 and 64 wide."""
+    assert depth % 6 == 2, depth
+    check_survives_halvings(size, 2)
+    n = depth // 6
+    stages = [[16] * n, [32] * n, [64] * n]
+    blocks = [Residual(basic_body(*shape), padded_shortcut(*shape)) for shape in block_plan(16, stages)]
+    return network(small_image_stem(channels, 16), blocks, classifier(64, classes))
+
+
+def resnet18(*, classes: int, channels: int, size: int) -> nn.Sequential:
+    """ResNet-18 with a stem for small images: 3x3 and no max-pool."""
+    check_survives_halvings(size, 3)
+    stages = [[64] * 2, [128] * 2, [256] * 2, [512] * 2]
+    blocks = [Residual(basic_body(*shape), projected_shortcut(*shape)) for shape in block_plan(64, stages)]
+    return network(small_image_stem(channels, 64), blocks, classifier(512, classes))
+
+
+def bottleneck_resnet(depths: tuple[int, int, int, int], *, classes: int, channels: int, size: int) -> nn.Sequential:
+    """The ImageNet network with this many bottleneck blocks in its four stages."""
+    check_survives_halvings(size, 5)
+    stages = [[width] * depth for width, depth in zip((256, 512, 1024, 2048), depths, strict=True)]
+    blocks = [Residual(bottleneck_body(*shape), projected_shortcut(*shape)) for shape in block_plan(64, stages)]
+    return network(imagenet_stem(channels, 64), blocks, classifier(2048, classes))
+
+
+# Wide ResNet ----------------------------------------------------------------------------------------------------------
+
+
+class WideBlock(nn.Module):
+    """Norm and ReLU, then two 3x3 convolutions around a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Take the widths before and after; where they differ the shortcut is a 1x1 convolution."""
+        super().__init__()
+        self.activate = nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU())
+        self.body = nn.Sequential(
+            conv(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs), nn.ReLU(), conv(outputs, outputs)
+        )
+        self.project = None if inputs == outputs else conv(inputs, outputs, 1, stride=stride)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return body + shortcut; a projecting shortcut starts after the activation, an identity before it."""
+        activated = self.activate(images)
+        shortcut = images if self.project is None else self.project(activated)
+        total: Tensor = shortcut + self.body(activated)
+        return total
+
+
+def wide_resnet(depth: int, widen: int, *, classes: int, channels: int, size: int) -> nn.Sequential:
+    """WRN-depth-widen: three stages of (depth - 4) / 6 blocks, 16, 32 and 64 times `widen` wide."""
+    assert depth % 6 == 4, depth
+    check_survives_halvings(size, 2)
+    stages = [[width * widen] * (depth // 6) for width in (16, 32, 64)]
+    blocks = [WideBlock(*shape) for shape in block_plan(16, stages)]
+    width = stages[-1][-1]
+    model = nn.Sequential(
+        OrderedDict(
+            stem=conv(channels, 16),
+            blocks=nn.Sequential(*blocks),
+            activate=nn.Sequential(nn.BatchNorm2d(width), nn.ReLU()),
+            head=classifier(width, classes),
+        )
+    )
+    kaiming_init(model)
+    return model
+
+
+# PyramidNet -----------------------------------------------------------------------------------------------------------
+
+
+class PyramidBlock(nn.Module):
+    """BN, conv, BN, ReLU, conv, BN around a shortcut: no ReLU before the first convolution, none after the sum."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Take the widths before and after, and the stride of the first convolution."""
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.BatchNorm2d(inputs),
+            conv(inputs, outputs, stride=stride),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            conv(outputs, outputs),
+            nn.BatchNorm2d(outputs),
+        )
+        # ceil_mode: an odd image shrinks to the same size as under the strided convolution.
+        shrink = nn.Identity() if stride == 1 else nn.AvgPool2d(stride, ceil_mode=True)
+        self.shortcut = nn.Sequential(shrink, ZeroPadChannels(outputs - inputs))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return body + shortcut."""
+        total: Tensor = self.body(images) + self.shortcut(images)
+        return total
+
+
+def pyramidnet(depth: int, alpha: int, *, classes: int, channels: int, size: int) -> nn.Sequential:
+    """PyramidNet of basic blocks, whose width grows linearly from 16 at the stem to 16 + alpha at the end."""
+    assert depth % 6 == 2, depth
+    check_survives_halvings(size, 2)
+    n = depth // 6
+    # Rounded as in the authors' code; the paper's formula rounds down, which is the same for alpha = 270.
+    widths = [round(16 + alpha * block / (3 * n)) for block in range(1, 3 * n + 1)]
+    blocks = [PyramidBlock(*shape) for shape in block_plan(16, [widths[:n], widths[n : 2 * n], widths[2 * n :]])]
+    model = nn.Sequential(
+        OrderedDict(
+            stem=nn.Sequential(conv(channels, 16), nn.BatchNorm2d(16)),
+            blocks=nn.Sequential(*blocks),
+            activate=nn.Sequential(nn.BatchNorm2d(widths[-1]), nn.ReLU()),
+            head=classifier(widths[-1], classes),
+        )
+    )
+    kaiming_init(model)
+    return model
+
+
+# Small ones, without batch statistics: each sample is computed on its own ---------------------------------------------
+
+
+def cnn(*, classes: int, channels: int, size: int) -> nn.Sequential:
+    """Three 3x3 convolutions with GroupNorm, 32, 64 and 128 wide, and a max-pool after each of the first two."""
+    if size < 4:
+        raise ValueError(f"size must be at least 4 for cnn, which halves the image twice, got {size}; use mlp")
+
+    def layer(inputs: int, outputs: int) -> list[nn.Module]:
+        return [conv(inputs, outputs), nn.GroupNorm(8, outputs), nn.ReLU()]
+
+    features = nn.Sequential(*layer(channels, 32), nn.MaxPool2d(2), *layer(32, 64), nn.MaxPool2d(2), *layer(64, 128))
+    model = nn.Sequential(OrderedDict(features=features, head=classifier(128, classes)))
+    kaiming_init(model)
+    return model
+
+
+def mlp(*, classes: int, channels: int, size: int) -> nn.Sequential:
+    """Flatten the image and pass it through two hidden layers of 256 units, with PyTorch's own initialisation."""
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(channels * size * size, 256),
+        nn.ReLU(),
+        nn.Linear(256, 256),
+        nn.ReLU(),
+        nn.Linear(256, classes),
+    )
