@@ -17,7 +17,6 @@ from rich.console import Console
 
 from esam import __version__
 from esam.cli import COMMANDS, main
-from esam.cli.configfile import toml_lines
 from esam.cli.listing import setting_docs
 from esam.cli.parsing import FIXED, POSITIONAL, UsageError, parse
 from esam.cli.progress import shown
@@ -27,11 +26,6 @@ from esam.runs import Comparison
 from esam.train import Config
 from esam.train.models import MODELS
 from esam.train.record import read_record, read_records
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 TINY = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--batch-size", "50"]
 TINY += ["--epochs", "2", "--threads", "1"]
@@ -231,71 +225,6 @@ def test_a_missing_package_is_answered_by_what_to_install(esam, monkeypatch, pac
     assert esam("train") == (1, "", f"esam: train needs {package}; run: pip install {install}\n")
 
 
-# Options from a file -------------------------------------------------------------------------------------------------
-
-
-def printed(esam, *words):
-    code, out, err = esam(*words, "--print-config")
-    assert (code, err) == (0, "")
-    return out
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["train", "--method", "sam", "--rho", "0.2", "--notes", 'a "remark"', "über alles", "--track", "wandb"],
-        ["train", "demo", "--method", "esam-swp"],
-        [
-            "compare",
-            "--methods",
-            "base",
-            "sam",
-            "--seeds",
-            "3..3",
-            "--set",
-            "sam.rho=0.1",
-            "--validation",
-            "--lr",
-            "1e-9",
-        ],
-        ["compare", "demo", "--jobs", "2"],
-    ],
-)
-def test_what_is_printed_as_a_file_comes_to_the_same_options(esam, tmp_path, words):
-    text = printed(esam, *words)
-    (tmp_path / "run.toml").write_text(text)
-    assert printed(esam, words[0], "--config", tmp_path / "run.toml") == text
-    assert tomllib.loads(text)["epochs"] >= 20
-
-
-def test_the_file_wins_over_a_recipe_and_what_is_typed_over_the_file(esam, tmp_path):
-    (tmp_path / "run.toml").write_text("epochs = 3\nlabel-noise = 0.1\nvalidation = true\n")
-    words = ["train", "demo", f"--config={tmp_path / 'run.toml'}", "--epochs", "4", "--no-validation"]
-    asked = tomllib.loads(printed(esam, *words))
-    assert (asked["epochs"], asked["label_noise"], asked["validation"]) == (4, 0.1, False)
-    assert asked["lr"] == RECIPES["demo"]().config.lr and asked["rho"] == 0.1
-
-
-def test_the_methods_own_defaults_are_remarks_and_another_method_can_still_be_named(esam, tmp_path):
-    text = printed(esam, "train", "--method", "esam")
-    assert "# gamma = 0.5  # esam's own default" in text and "gamma" not in tomllib.loads(text)
-    (tmp_path / "run.toml").write_text(text)
-    other = printed(esam, "train", "--config", tmp_path / "run.toml", "--method", "sam")
-    assert tomllib.loads(other)["method"] == "sam" and "gamma" not in other
-
-
-def test_settings_of_one_method_are_added_to_the_recipes_own(esam, monkeypatch):
-    recipe = Comparison(Config(), ("sam", "esam"), (0,), {"sam": {"rho": 0.3, "m": 8}, "esam": {"gamma": 0.7}})
-    monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
-    text = printed(esam, "compare", "demo", "--set", "sam.rho=0.1", "esam.ranking=random")
-    assert tomllib.loads(text)["set"] == ["sam.rho=0.1", "sam.m=8", "esam.gamma=0.7", "esam.ranking=random"]
-
-
-def test_every_kind_of_value_survives_toml():
-    values = {"a": 1, "b": 1e30, "c": -0.5, "d": True, "e": 'q"\\\n', "f": ["x", "y"], "h": 10**20}
-    assert tomllib.loads("\n".join(toml_lines({**values, "g": None}))) == values
-
-
 # Commands ------------------------------------------------------------------------------------------------------------
 
 
@@ -325,13 +254,34 @@ def test_an_interrupted_training_resumes(esam, tmp_path, monkeypatch):
     assert [line["epoch"] for line in read_record(tmp_path / "record.jsonl").epochs] == [1, 2]
 
 
-def test_a_recipe_is_a_start_that_options_and_a_file_change(esam, tmp_path):
-    (tmp_path / "run.toml").write_text('model = "mlp"\ntrain_size = 100\nthreads = 1\nquiet = true\n')
-    words = ["--epochs", "1", "--method", "sam", "--out", tmp_path / "run", "--config", tmp_path / "run.toml"]
-    code, out, _ = esam("train", "demo", *words)
+def test_a_recipe_is_a_start_that_options_change(esam, tmp_path):
+    words = [
+        "--epochs",
+        "1",
+        "--method",
+        "sam",
+        "--model",
+        "mlp",
+        "--train-size",
+        "100",
+        "--threads",
+        "1",
+        "--quiet",
+        "--out",
+    ]
+    code, out, _ = esam("train", "demo", *words, tmp_path / "run")
     config = read_record(tmp_path / "run" / "record.jsonl").config
     assert (config["label_noise"], config["epochs"], config["model"]) == (0.3, 1, "mlp")
     assert (code, config["settings"], out.count("\n")) == (0, {"rho": 0.1}, 1)
+
+
+def test_settings_of_one_method_are_added_to_the_recipes_own(esam, tmp_path, monkeypatch):
+    recipe = Comparison(Config(), ("sam", "esam"), (0,), {"sam": {"rho": 0.3, "m": 8}, "esam": {"gamma": 0.7}})
+    monkeypatch.setitem(RECIPES, "demo", lambda: recipe)
+    begun = []
+    monkeypatch.setattr("esam.cli.compare._run", lambda comparison, *_: begun.append(comparison))
+    assert esam("compare", "demo", "--set", "sam.rho=0.1", "esam.ranking=random", "--out", tmp_path)[0] == 0
+    assert begun[0].settings == {"sam": {"rho": 0.1, "m": 8}, "esam": {"gamma": 0.7, "ranking": "random"}}
 
 
 @pytest.fixture(scope="module")

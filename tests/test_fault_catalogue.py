@@ -129,11 +129,6 @@ FAULTS = [
     Fault("bench step --rounds 0", "rounds must be 1 or more"),
     Fault("bench epoch", "esam bench step --help", 2),
     Fault("analyze run --landscape 1", "2 points or more"),
-    # options from a file
-    Fault("train --out OUT --config absent.toml", "--print-config"),
-    Fault("train --out OUT --config bad.toml", "no TOML", spoil=written("bad.toml", b"epochs = ")),
-    Fault("train --out OUT --config bad.toml", "Did you mean 'epochs'", spoil=written("bad.toml", b"epochz = 3\n")),
-    Fault("train --out OUT --config bad.toml", "--epochs", 2, spoil=written("bad.toml", b'epochs = "many"\n')),
     # pictures and tables
     Fault("train T --out OUT --data ./nowhere", "ESAM_DATA"),
     Fault("train T --out OUT --data empty", "train/<class>/<picture>"),

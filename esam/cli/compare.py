@@ -12,7 +12,7 @@ from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
 from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
-from .parsing import FIXED, ConfigFile, config_text, parse_run, settings_by_method, take_recipe
+from .parsing import FIXED, parse_run, settings_by_method, take_recipe
 from .train import suited_length
 
 
@@ -47,10 +47,6 @@ class CompareOptions:
     The trials' runs are beside OUT, in OUT-tuning."""
     tune_over: tuple[Literal["rho", "lr", "weight_decay", "epochs"], ...] = ("rho",)
     """What the trials vary; the base optimizer too gets its lr, weight_decay and epochs by as many trials."""
-    file: ConfigFile = None
-    """Options from a TOML file, as --print-config writes it; what is typed wins."""
-    print_config: bool = False
-    """Print every option as it takes effect, as such a file, and run nothing."""
     quiet: bool = False
     """Print the result alone."""
     format: Form = "table"
@@ -75,12 +71,6 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
     if config.epochs < 1:
         raise ValueError(f"a comparison takes 1 epoch or more, got {config.epochs}")
-    if options.print_config:
-        words = tuple(f"{method}.{name}={value}" for method, own in settings.items() for name, value in own.items())
-        names = ("methods", "seeds", "out", "jobs", "tune", "tune_over", "format")
-        more = {**{name: getattr(options, name) for name in names}, **vars(options.cluster), "set": words}
-        print(config_text("compare", config, SharedConfig, more))
-        return
     from esam.runs.plan import plan
     from esam.runs.preflight import check
     from esam.runs.tuning import first_points, trial_runs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from esam.train.config import Config
 
-from .parsing import ConfigFile, config_text, parse_run, take_recipe
+from .parsing import parse_run, take_recipe
 
 if TYPE_CHECKING:
     from esam.runs.plan import Comparison
@@ -22,10 +22,6 @@ class TrainOptions:
     config: Config
     out: Path = Path("runs/train")
     """Folder of the record and the checkpoints."""
-    file: ConfigFile = None
-    """Options from a TOML file, as --print-config writes it; what is typed wins."""
-    print_config: bool = False
-    """Print every option as it takes effect, as such a file, and train nothing."""
     quiet: bool = False
     """Print the result alone."""
     track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
@@ -37,9 +33,6 @@ def train(arguments: list[str]) -> None:
     recipe = take_recipe(arguments)
     options, config = parse_run("train", TrainOptions, [*arguments], recipe.config if recipe else Config())
     config = suited_length(config, arguments) if recipe is None else _of_recipe(recipe, config)
-    if options.print_config:
-        print(config_text("train", config, Config, {"out": options.out, "track": options.track}))
-        return
     from rich.console import Console
 
     from esam.extras import require
@@ -107,7 +100,7 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
 def suited_length(config: Config, arguments: list[str]) -> Config:
     """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
     words = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    if "--config" in words or config.budget is not None:
+    if config.budget is not None:
         return config
     from esam.train.build import configured_task
     from esam.train.config import suited
