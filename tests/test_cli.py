@@ -255,21 +255,8 @@ def test_an_interrupted_training_resumes(esam, tmp_path, monkeypatch):
 
 
 def test_a_recipe_is_a_start_that_options_change(esam, tmp_path):
-    words = [
-        "--epochs",
-        "1",
-        "--method",
-        "sam",
-        "--model",
-        "mlp",
-        "--train-size",
-        "100",
-        "--threads",
-        "1",
-        "--quiet",
-        "--out",
-    ]
-    code, out, _ = esam("train", "demo", *words, tmp_path / "run")
+    words = "train demo --epochs 1 --method sam --model mlp --train-size 100 --threads 1 --quiet --out"
+    code, out, _ = esam(*words.split(), tmp_path / "run")
     config = read_record(tmp_path / "run" / "record.jsonl").config
     assert (config["label_noise"], config["epochs"], config["model"]) == (0.3, 1, "mlp")
     assert (code, config["settings"], out.count("\n")) == (0, {"rho": 0.1}, 1)

@@ -12,7 +12,7 @@ pytest.importorskip("optuna", reason="the extra [sweep] is not installed")
 from optuna.trial import TrialState
 from sweep_workers import Here, Stuck
 
-from esam.runs.sweep import PAPER_GRID, Search, Sweep, read_dimension, trials_sheet, write_search
+from esam.runs.sweep import Search, Sweep, trials_sheet
 
 TINY = Config(data="digits", model="mlp", method="sam", train_size=200, batch_size=50, epochs=2, seed=100, threads=1)
 EXPERIMENTAL = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")  # pytest sets filters anew
@@ -31,14 +31,6 @@ def worked(folder, *words, tell=lambda _: None, **more):
 
 
 # The space -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_grid_holds_every_value_and_the_papers_needs_no_words():
-    search = Search(TINY, ("method=base,sam", "rho=0.05,0.1", "epochs=1..5:2", "lr=0.1..0.3:0.1"), sampler="grid")
-    assert search.trials == 2 * 2 * 3 * 3 and search.grid()["epochs"] == [1, 3, 5]
-    assert search.grid()["lr"] == pytest.approx([0.1, 0.2, 0.3]) and next(iter(search.dimensions)) == "method"
-    paper = {"lr": (0.01, 0.05, 0.1, 0.2), "weight_decay": (5e-4, 1e-3), "batch_size": (64, 128, 256)}
-    assert {name: values.choices for name, values in map(read_dimension, PAPER_GRID)} == paper
 
 
 def test_a_choice_changes_what_is_searched_and_judges_on_held_out_data():
@@ -62,8 +54,6 @@ def test_a_choice_changes_what_is_searched_and_judges_on_held_out_data():
         (("gamma=0.5,1",), {}, "gamma is searched, and sam takes none"),
         (("method=sam,esann",), {}, "unknown method 'esann'"),
         (("lr=0.1..1",), {"sampler": "grid"}, "a grid needs values of lr"),
-        (("lr=1,2",), {"objectives": ("accuracy", "costs")}, "there is no objective 'costs'. Did you mean 'cost'"),
-        (("lr=1,2",), {"objectives": ("accuracy", "cost"), "prune": True}, "can be pruned"),
         (("lr=1,2",), {"trials": 0}, "must be 1 or more"),
     ],
 )
@@ -80,16 +70,16 @@ def test_trials_are_ordinary_runs_that_never_see_the_test_set_and_the_best_is_th
     records = read_records(tmp_path)
     assert len(records) == 4 and all(record.finished and record.config["validation"] for record in records)
     by_folder = {record.path.parent.name: record for record in records}
-    for trial in sweep.done():
+    for trial in sweep.best_first():
         record = by_folder[trial.user_attrs["run"]]
         assert record.config["lr"] == trial.params["lr"] and record.config["settings"]["rho"] == trial.params["rho"]
-        assert trial.values == [100 * record.end["test_accuracy"]["last"]]
+        assert trial.value == 100 * record.end["test_accuracy"]["last"]
     best = max(records, key=lambda record: record.end["test_accuracy"]["last"])
     assert sweep.best_first()[0].user_attrs["run"] == best.path.parent.name
 
 
 def test_the_same_search_goes_on_and_another_in_the_same_database_is_another_study(tmp_path):
-    assert len(worked(tmp_path, "lr=0.01..0.1", trials=2).done()) == 2
+    assert len(worked(tmp_path, "lr=0.01..0.1", trials=2).best_first()) == 2
     assert len(worked(tmp_path, "lr=0.01..0.1", trials=3).trials()) == 3
     again = begun(tmp_path, "lr=0.01..0.1", trials=3)
     again.work(tmp_path, Stuck(tmp_path / "sign"), poll=0.01)
@@ -108,7 +98,7 @@ def test_an_interrupted_trial_waits_again_with_its_choice_and_resumes_in_its_fol
         patch.setattr("esam.runs.sweep.time.sleep", interrupt)
         sweep.work(tmp_path, Stuck(tmp_path / "sign"), poll=0.01)
     sweep.work(tmp_path, Here(), poll=0.01)
-    (done,) = sweep.done()
+    (done,) = sweep.best_first()
     (lost,) = sweep.trials(TrialState.FAIL)
     assert done.params == lost.params and done.user_attrs["run"] == lost.user_attrs["run"]
     assert done.user_attrs["run"].startswith("trial0000-")
@@ -117,10 +107,19 @@ def test_an_interrupted_trial_waits_again_with_its_choice_and_resumes_in_its_fol
 def test_a_run_that_fails_or_diverges_is_told_and_the_search_goes_on(tmp_path):
     told = []
     sweep = worked(tmp_path, "batch_size=0,50", "lr=0.1,1e30", sampler="grid", tell=told.append)
-    assert [trial.params for trial in sweep.done()] == [{"batch_size": 50, "lr": 0.1}]
+    assert [trial.params for trial in sweep.best_first()] == [{"batch_size": 50, "lr": 0.1}]
     assert sum("failed (batch_size must be 1 or more, got 0)" in line for line in told) == 2
     assert sum("the loss was not finite" in line for line in told) == 1
     assert "1 trials ended, 3 failed" in trials_sheet(sweep).title
+
+
+def test_a_grid_has_every_point_once_without_settings_that_a_method_has_not(tmp_path):
+    sweep = worked(tmp_path, "method=base,sam", "rho=0.1,0.2", "epochs=1..3:2", sampler="grid", objective="loss")
+    tried = [{"method": "sam", **trial.params} for trial in sweep.best_first()]
+    points = [{"method": "base", "epochs": n} for n in (1, 3)]
+    points += [{"method": "sam", "rho": rho, "epochs": n} for rho in (0.1, 0.2) for n in (1, 3)]
+    assert len(tried) == len(points) and all(point in tried for point in points)
+    assert sweep.best_first()[0].value == min(record.end["test_loss"] for record in read_records(tmp_path))
 
 
 def test_a_hopeless_trial_is_pruned_at_the_evaluation_where_it_falls_behind(tmp_path):
@@ -130,23 +129,7 @@ def test_a_hopeless_trial_is_pruned_at_the_evaluation_where_it_falls_behind(tmp_
     sweep.work(tmp_path, Here(), poll=0.01)
     (pruned,) = sweep.trials(TrialState.PRUNED)
     assert pruned.params == {"lr": 0.0} and max(pruned.intermediate_values) == 1
-    assert all(max(trial.intermediate_values) == 2 for trial in sweep.done())
-
-
-def test_several_objectives_give_the_front_that_is_worked_out_by_hand(tmp_path):
-    words = ("method=base,sam", "epochs=1,3", "rho=0.05,0.1")
-    sweep = worked(tmp_path, *words, sampler="grid", objectives=("accuracy", "cost"))
-    assert len(sweep.done()) == 8 and len(read_records(tmp_path)) == 2 + 4  # rho makes no difference to the base
-    values = {trial.number: trial.values for trial in sweep.done()}
-    assert {cost for _, cost in values.values()} == {3.0, 6.0, 9.0, 18.0}
-    front = {
-        number
-        for number, (accuracy, cost) in values.items()
-        if not any((a >= accuracy and c <= cost and (a, c) != (accuracy, cost)) for a, c in values.values())
-    }
-    assert {trial.number for trial in sweep.best_first()[: len(front)]} == front
-    page = write_search(sweep, tmp_path).read_text()
-    assert "Front" in page and "Passes a sample" in page
+    assert all(max(trial.intermediate_values) == 2 for trial in sweep.best_first())
 
 
 # The command ---------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def test_workers_that_begin_at_once_share_a_search_and_do_again_what_one_lost_wh
         assert [worker.exitcode for worker in workers] == [0, 0]
         sweep = Sweep(SEARCH, url)
         (lost,) = sweep.trials(TrialState.FAIL)
-        done = sweep.done()
+        done = sweep.best_first()
     assert SEARCH.trials <= len(done) <= SEARCH.trials + 1
     (again,) = [trial for trial in done if trial.user_attrs["run"] == lost.user_attrs["run"]]
     assert again.params == lost.params  # the same choice, in the same folder

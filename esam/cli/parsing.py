@@ -23,7 +23,7 @@ FIXED, POSITIONAL = "fixed", "positional"
 """How a field may be marked, as in ``Annotated[Path, POSITIONAL]``: not an option at all, or a word without a name."""
 FIRST = ("data", "model", "method", "methods", "seeds", "epochs", "lr", "batch_size", "out")
 """Options that a command's help begins with."""
-SPLIT = ("methods", "seeds", "objectives", "tune_over", "track")
+SPLIT = ("methods", "seeds", "tune_over", "track")
 """Lists whose entries have no comma in them, so that a,b is understood like a b."""
 TYPES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("TEXT", "a word")}
 """What help and errors call a value of a type."""
