@@ -19,10 +19,10 @@ from esam import __version__
 from esam.cli import COMMANDS, main
 from esam.cli.listing import setting_docs
 from esam.cli.parsing import FIXED, POSITIONAL, UsageError, parse
-from esam.cli.progress import shown
 from esam.optim import METHODS
 from esam.recipes import RECIPES
 from esam.runs import Comparison
+from esam.runs.live import shown
 from esam.train import Config
 from esam.train.models import MODELS
 from esam.train.record import read_record, read_records
@@ -236,7 +236,7 @@ def test_train_obeys_its_options_prints_what_it_records_and_again_returns_the_fi
     assert code == 0 and asked.items() <= record.config.items() and record.end["sharpness"] > 0
     for line in record.epochs:
         accuracy = 100 * line["test_accuracy"]
-        assert f"epoch {line['epoch']} of 2: train loss {line['train_loss']:.4f}, test accuracy {accuracy:.2f} %" in out
+        assert f"epoch {line['epoch']} of 2, train loss {line['train_loss']:.3f}, test {accuracy:.2f} %" in out
     assert esam(*words) == (0, out.splitlines(keepends=True)[-1], "")
     code, _, err = esam(*words, "--seed", "1")
     assert code == 1 and "holds another run" in err
@@ -247,7 +247,7 @@ def test_an_interrupted_training_resumes(esam, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("esam.cli.progress.Lines.epoch", interrupted)
+        patch.setattr("esam.runs.live.RunView.epoch", interrupted)
         code, _, err = esam("train", *TINY, "--out", tmp_path)
     assert code == 130 and err == "esam: interrupted; the same command resumes\n"
     assert esam("train", *TINY, "--out", tmp_path)[0] == 0
@@ -338,11 +338,11 @@ def test_the_doctor_says_where_a_step_costs_more_than_its_passes_count(esam, mon
 RUN = Config(data="digits", model="mlp", method="esam", train_size=100, batch_size=50, epochs=3, threads=1)
 
 
-def seen(config, *, terminal, quiet=False):
+def seen(config, **how):
     """What is shown of three epochs of four batches, the first of which an earlier run had done."""
     text = io.StringIO()
-    console = Console(file=text, force_terminal=terminal, width=80, color_system=None)
-    with shown(config, "ESAM", console, quiet=quiet) as view:
+    console = Console(file=text, width=80, color_system=None, **how)
+    with shown(config, "ESAM", console) as view:
         for epoch in (2, 3):
             for number in range(4):
                 view.batch(epoch, number, 4)
@@ -351,23 +351,23 @@ def seen(config, *, terminal, quiet=False):
 
 
 def test_a_pipe_gets_what_takes_effect_and_a_line_an_epoch_with_the_time_left():
-    first, *lines = seen(RUN, terminal=False).splitlines()
+    first, *lines = seen(RUN).splitlines()
     assert first.startswith("ESAM: rho 0.05, beta 0.6, gamma 0.5") and "sgd, lr 0.1, weight decay 0.0005" in first
-    assert re.fullmatch(r"epoch 2 of 3: train loss 0.2500, test accuracy 50.00 %, about .* left", lines[0])
-    assert lines[1] == "epoch 3 of 3: train loss 0.2500, test accuracy 50.00 %"
-    budget = seen(dataclasses.replace(RUN, budget=10.0), terminal=False).splitlines()
-    assert re.match("epoch 2, 4 of 10 s: .*about 6.0 s left", budget[1]), budget[1]
+    assert re.fullmatch(r"epoch 2 of 3, train loss 0.250, test 50.00 %, about .* left", lines[0])
+    assert lines[1] == "epoch 3 of 3, train loss 0.250, test 50.00 %"
+    budget = seen(dataclasses.replace(RUN, budget=10.0)).splitlines()
+    assert re.match("epoch 2, 4 of 10 s, .*about 6.0 s left", budget[1]), budget[1]
 
 
 @pytest.mark.parametrize("budget", [None, 6.0])
 def test_a_terminal_of_80_columns_gets_a_bar_with_its_times_that_ends_full(budget):
-    text = seen(dataclasses.replace(RUN, budget=budget), terminal=True)
+    text = seen(dataclasses.replace(RUN, budget=budget), force_terminal=True)
     last = [line for line in text.replace("\r", "\n").splitlines() if "100 %" in line][-1]
-    assert re.search(r"━ 100 % \d:\d\d:\d\d left \d:\d\d:\d\d loss 0.25, test 50.0 %", last), last
+    assert re.search(r"━ 100 % \d:\d\d:\d\d left, epoch 3.* train loss 0.250, test 50.00 %", last), last
 
 
 def test_quiet_is_quiet():
-    assert seen(RUN, terminal=True, quiet=True) == seen(RUN, terminal=False, quiet=True) == ""
+    assert seen(RUN, force_terminal=True, quiet=True) == seen(RUN, quiet=True) == ""
 
 
 # Channels ------------------------------------------------------------------------------------------------------------

@@ -72,13 +72,13 @@ def test_a_comparison_from_python_leaves_records_a_report_and_weights(result):
     )
 
 
-def test_the_result_gives_means_spreads_and_a_table(result):
+def test_the_result_gives_means_and_deviations_as_rows_and_as_a_table(result):
     found, _ = result
-    by_hand = {m: [r.end["test_accuracy"]["last"] for r in found.records if r.method == m] for m in ("base", "sam")}
-    assert found.means == {method: statistics.mean(values) for method, values in by_hand.items()}
-    assert found.spreads == {method: statistics.stdev(values) for method, values in by_hand.items()}
-    assert [row["method"] for row in found.rows] == ["base", "sam"] and found.rows[1]["n"] == 2
-    assert found.dataframe().loc["sam", "test_accuracy"] == found.means["sam"]
+    for row, method in zip(found.rows, ("base", "sam"), strict=True):
+        values = [r.end["test_accuracy"]["last"] for r in found.records if r.method == method]
+        assert (row["method"], row["n"]) == (method, 2)
+        assert (row["test_accuracy"], row["test_accuracy_std"]) == (statistics.mean(values), statistics.stdev(values))
+        assert found.dataframe().loc[method, "test_accuracy"] == row["test_accuracy"]
 
 
 def test_the_same_call_trains_nothing_again(result, monkeypatch):

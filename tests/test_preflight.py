@@ -31,14 +31,14 @@ from esam.train.config import suited
 def test_what_does_not_go_together_is_named_before_anything_runs(tmp_path, data, model, message):
     config = Config(data=f"my_parts:{data}", model=f"my_parts:{model}", method="base", threads=1, batch_size=8)
     with pytest.raises(ValueError, match=message):
-        check([PlannedRun(config, tmp_path / "run")])
+        check([PlannedRun(config, tmp_path / "run")], tmp_path)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_class_that_is_not_tested_is_warned_of(tmp_path):
     config = Config(data="my_parts:untested", model="my_parts:net", method="base", threads=1)
     with pytest.warns(UserWarning, match="hold no sample of 2"):
-        check([PlannedRun(config, tmp_path)])
+        check([PlannedRun(config, tmp_path)], tmp_path)
 
 
 def test_from_python_the_same_is_refused(tmp_path):
@@ -69,10 +69,10 @@ def test_pictures_that_memory_cannot_hold_are_refused_before_they_are_opened(tmp
         for room, wrong in ((10_000, config), (10**9, dataclasses.replace(config, batch_size=20_000))):
             patch.setattr("esam.train.datasets.available_memory", lambda room=room: room)
             with pytest.raises(ValueError, match=r"pictures of 100x100 takes .* lower size"):
-                check([PlannedRun(wrong, tmp_path / "run")])
+                check([PlannedRun(wrong, tmp_path / "run")], tmp_path)
     monkeypatch.setattr("esam.train.datasets.available_memory", lambda: 100_000)
     with pytest.raises(ValueError, match=r"a batch of 1000 inputs takes .* lower batch_size"):
-        check([PlannedRun(dataclasses.replace(config, size=None, batch_size=1000), tmp_path / "run")])
+        check([PlannedRun(dataclasses.replace(config, size=None, batch_size=1000), tmp_path / "run")], tmp_path)
 
 
 def test_an_error_in_a_users_own_model_keeps_its_file_and_line(tmp_path, capsys):

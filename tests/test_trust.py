@@ -68,7 +68,7 @@ def test_a_comparison_of_changed_data_is_refused_before_anything_runs(tmp_path, 
     run(runs[0].config, runs[0].folder)
     (photos / "dogs" / "000.png").write_bytes((photos / "cats" / "005.png").read_bytes())
     with pytest.raises(ValueError, match="the data have changed since the run in"):
-        check(runs)
+        check(runs, tmp_path)
 
 
 def test_the_same_pictures_in_another_folder_are_the_same_data(tmp_path):

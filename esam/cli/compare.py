@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,7 +91,7 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
     from esam.report import summarise, write_report
     from esam.report.results import results_text, tried_sheet
     from esam.report.sheets import as_text
-    from esam.runs.live import run_and_show, show_results
+    from esam.runs.live import print_line, run_and_show, show_results
     from esam.runs.plan import plan
     from esam.runs.pool import Pool, divergences
     from esam.runs.tuning import tune, write_search
@@ -98,9 +99,7 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
 
     aside = Console(stderr=options.format != "table", quiet=options.quiet)
 
-    def say(line: str) -> None:
-        aside.print(line, highlight=False, markup=False, soft_wrap=True)
-
+    say = functools.partial(print_line, aside)
     failure: RuntimeError | None = None
     with options.cluster.executor(options.jobs, reuse=True) as executor:
         pool = Pool(executor=executor)
@@ -125,7 +124,7 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
         if options.format == "table":
             console = Console()
             show_results(runs, console)
-            console.print(report, highlight=False, markup=False, soft_wrap=True)
+            print_line(console, report)
         else:
             print(results_text(summarise(records), options.format))
             say(report)

@@ -11,6 +11,8 @@ from esam.train.config import Config
 from .parsing import parse_run, take_recipe
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from esam.runs.plan import Comparison
     from esam.train.record import RunRecord
 
@@ -35,21 +37,17 @@ def train(arguments: list[str]) -> None:
     config = suited_length(config, arguments) if recipe is None else _of_recipe(recipe, config)
     from rich.console import Console
 
-    from esam.extras import require
-    from esam.files import check_folder
+    from esam.runs.live import print_line
     from esam.runs.plan import PlannedRun
-    from esam.runs.preflight import check, check_folder_outside_data
+    from esam.runs.preflight import check
     from esam.train.distributed import Ranks
     from esam.train.trackers import find_tracker
 
-    require("safetensors", purpose="keeping the weights")
-    check_folder(options.out)
-    check_folder_outside_data(options.out, config)
-    check([PlannedRun(config, options.out)])
+    check([PlannedRun(config, options.out)], options.out, report=False)
     first = Ranks.current().first  # on several ranks this one alone tells, and writes
     trackers = [find_tracker(name, options.out, config) for name in options.track] if first else []
     try:
-        record = _trained(config, options, trackers, Console(), quiet=options.quiet or not first)
+        record = _trained(config, options, trackers, Console(quiet=options.quiet or not first))
     finally:
         for tracker in trackers:
             tracker.end()
@@ -60,17 +58,16 @@ def train(arguments: list[str]) -> None:
     told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
     if last is None and record.end["test_loss"] is not None:  # the targets are no classes
         told = f"test loss {record.end['test_loss']:.4g}"
-    Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
+    print_line(Console(), f"{record.name}: {told}, record in {options.out}")
 
 
-def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any, *, quiet: bool) -> RunRecord:
+def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Console) -> RunRecord:
+    from esam.runs.live import shown
     from esam.train.build import Parts, build_parts, title
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
     from esam.train.trackers import StepValues
-
-    from .progress import shown
 
     steps: list[StepValues] = []
 
@@ -80,7 +77,7 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             steps.append(StepValues(made.optimizer))
         return made
 
-    with shown(config, title(config), console, quiet=quiet) as view:
+    with shown(config, title(config), console) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)
