@@ -42,7 +42,7 @@ def test_the_command_line_lists_it_with_its_cost_and_its_settings(capsys):
     assert " ".join(line.split()) == "toy 2.01 Stretched SAM: Twice as far."
     assert main(["methods", "toy"]) == 0
     assert "--stretch" in capsys.readouterr().out
-    _, config = parse_run("train", TrainOptions, ["--method", "toy", "--stretch", "0.5"], Config())
+    _, config, _ = parse_run("train", TrainOptions, ["--method", "toy", "--stretch", "0.5"])
     assert config.settings == {"stretch": 0.5}
     assert settings_by_method(("toy.stretch=0.5",)) == {"toy": {"stretch": 0.5}}
 

@@ -12,7 +12,7 @@ from picture_makers import class_folders
 import esam
 from esam.cli import main
 from esam.cli.parsing import parse_run
-from esam.cli.train import TrainOptions, suited_length
+from esam.cli.train import TrainOptions
 from esam.runs import PlannedRun
 from esam.runs.preflight import check
 from esam.runs.worker import failure_line
@@ -91,8 +91,7 @@ def test_commands_start_with_the_recommended_method_and_suit_the_length_to_the_d
     assert Config().method == esam.RECOMMENDED
     words = ["--data", "my_parts:classes", "--model", "my_parts:net"]
     for asked, expected in (([], (16, 200)), (["--batch-size", "10"], (10, 200)), (["--epochs", "7"], (16, 7))):
-        _, config = parse_run("train", TrainOptions, [*words, *asked], Config())
-        config = suited_length(config, [*words, *asked])
+        _, config, _ = parse_run("train", TrainOptions, [*words, *asked])
         assert (config.batch_size, config.epochs) == expected
     large = suited(Config(), 50_000)
     assert (large.batch_size, large.epochs) == (128, 30)

@@ -135,7 +135,7 @@ def test_a_hopeless_trial_is_pruned_at_the_evaluation_where_it_falls_behind(tmp_
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_searches_in_processes_draws_a_page_and_resumes(tmp_path, capsys, monkeypatch):
+def test_the_command_searches_in_processes_and_resumes(tmp_path, capsys, monkeypatch):
     words = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--epochs", "1", "--threads", "1"]
     words += ["--method", "base", "--search", "lr=0.001,0.1", "momentum=0,0.9", "--sampler", "grid"]
     words += ["--out", str(tmp_path / "out")]
@@ -145,8 +145,5 @@ def test_the_command_searches_in_processes_draws_a_page_and_resumes(tmp_path, ca
     assert "(lr 0.001, momentum 0): accuracy" in out and "trials ended; grid, judged by accuracy" in out
     records = read_records(tmp_path / "out")
     assert {record.seed for record in records} == {100} and {record.config["lr"] for record in records} == {0.001, 0.1}
-    page = (tmp_path / "out" / "report.html").read_text()
-    for title in ("trial by trial", "each setting", "How much each setting matters"):
-        assert title in page
     monkeypatch.setattr("esam.runs.pool.WorkerProcess", None)  # starting anything would fail
     assert main(["sweep", *words]) == 0

@@ -9,9 +9,9 @@ from picture_makers import class_folders
 from torch import nn
 
 from esam.cli import main
-from esam.report import summarise
 from esam.report.results import results_sheet
 from esam.report.settings import common_and_differing, notes
+from esam.report.summaries import summarise
 from esam.report.verdict import verdict
 from esam.runs import Comparison, plan
 from esam.runs.preflight import check

@@ -9,8 +9,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import esam
 from esam.cli import main
-from esam.report import summarise, write_report
+from esam.report.page import write_report
 from esam.report.results import results_sheet, tried_sheet
+from esam.report.summaries import summarise
 from esam.runs import Comparison, Pool, plan
 from esam.runs.tuning import FACTORS, ROUNDS, SEED, Trial, first_points, further_point, trial_runs, tune, write_search
 from esam.train import Config, run

@@ -2,7 +2,8 @@
 
 import pytest
 
-from esam.report import answer_text, summarise
+from esam.report.results import answer_text
+from esam.report.summaries import summarise
 from esam.report.verdict import advice, verdict
 from esam.train.config import Config
 from esam.train.record import RunRecord

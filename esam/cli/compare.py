@@ -13,8 +13,7 @@ from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
 from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
-from .parsing import FIXED, parse_run, settings_by_method, take_recipe
-from .train import suited_length
+from .parsing import FIXED, parse_run, settings_by_method
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,8 @@ class CompareOptions:
 
 def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
-    recipe = take_recipe(arguments)
-    given = {name: getattr(recipe, name) for name in ("methods", "seeds", "tune", "tune_over")} if recipe else {}
-    start = recipe.config if recipe else Config()
-    options, config = parse_run("compare", CompareOptions, [*arguments], start, shape=SharedConfig, **given)
-    if recipe is None:
-        config = suited_length(config, arguments)
+    given = ("methods", "seeds", "tune", "tune_over")
+    options, config, recipe = parse_run("compare", CompareOptions, arguments, shape=SharedConfig, of_recipe=given)
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
@@ -88,9 +83,10 @@ def compare(arguments: list[str]) -> None:
 def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
     from rich.console import Console
 
-    from esam.report import summarise, write_report
+    from esam.report.page import write_report
     from esam.report.results import results_text, tried_sheet
     from esam.report.sheets import as_text
+    from esam.report.summaries import summarise
     from esam.runs.live import print_line, run_and_show, show_results
     from esam.runs.plan import plan
     from esam.runs.pool import Pool, divergences

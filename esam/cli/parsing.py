@@ -239,16 +239,20 @@ def parse_run(
     command: str,
     options: type[Any],
     arguments: list[str],
-    start: Config,
     *,
     shape: type[Config] = Config,
-    **defaults: Any,
-) -> tuple[Any, Config]:
-    """Return a command's options and the configuration they come to, from one to start with.
+    of_recipe: Sequence[str] = (),
+    **changes: Any,
+) -> tuple[Any, Config, Comparison | None]:
+    """Return a command's options, the configuration they come to, and the recipe that they begin with, if any.
 
     Every setting that some method of the registry has is an option too, such as --rho. ``shape`` is the configuration
-    as the command has it, with what it cannot use marked as fixed.
+    as the command has it, with what it cannot use marked as fixed; ``of_recipe`` are further options that a recipe has
+    values for, and ``changes`` go before its configuration. Without a recipe, the length suits the data.
     """
+    recipe = _take_recipe(arguments)
+    start = dataclasses.replace(recipe.config if recipe else Config(), **changes)
+    defaults = {name: getattr(recipe, name) for name in of_recipe} if recipe else {}
     begun = shape(**{**vars(start), "settings": {}})
     if {"-h", "--help"} & {*arguments}:  # without torch, which the methods need
         parse(command, options, arguments, recipe=True, config=begun, **defaults)
@@ -262,10 +266,27 @@ def parse_run(
     extended.__doc__, extended.__module__ = options.__doc__, options.__module__
     parsed = parse(command, extended, arguments, recipe=True, config=begun, **defaults)
     asked = {name: getattr(parsed, name) for name in knobs if getattr(parsed, name) is not None}
-    return parsed, Config(**{**vars(parsed.config), "settings": {**start.settings, **asked}})
+    config = Config(**{**vars(parsed.config), "settings": {**start.settings, **asked}})
+    return parsed, config if recipe else _suited_length(config, arguments), recipe
 
 
-def take_recipe(arguments: list[str]) -> Comparison | None:
+def _suited_length(config: Config, arguments: list[str]) -> Config:
+    """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
+    if config.budget is not None:
+        return config
+    from esam.train.build import configured_task
+    from esam.train.config import suited
+    from esam.train.samples import sample_count
+
+    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    try:
+        samples = sample_count(configured_task(config).train)
+    except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
+        return config
+    return suited(config, samples, epochs="--epochs" not in words, batch_size="--batch-size" not in words)
+
+
+def _take_recipe(arguments: list[str]) -> Comparison | None:
     """Take a recipe's name off the front of the arguments."""
     if not arguments or arguments[0].startswith("-"):
         return None

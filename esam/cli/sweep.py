@@ -11,8 +11,7 @@ from esam.runs.plan import SEED, PlannedRun
 from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
-from .parsing import parse_run, take_recipe
-from .train import suited_length
+from .parsing import parse_run
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class SweepOptions:
     prune: bool = False
     """End a trial that is worse than the median of the earlier ones at the same epoch."""
     out: Path = Path("runs/sweep")
-    """Folder of the runs, of the database unless --storage names another, and of report.html."""
+    """Folder of the runs, and of the database unless --storage names another."""
     storage: str = ""
     """Database of the search: sqlite:///FILE, or postgresql://USER@HOST/NAME. On many machines, the same command with
     the same database is a worker of the same search."""
@@ -41,14 +40,10 @@ class SweepOptions:
 
 
 def sweep(arguments: list[str]) -> None:
-    """``esam sweep``: trials until all have ended, a table and a page."""
-    recipe = take_recipe(arguments)
-    start = recipe.config if recipe else Config()
-    options, config = parse_run("sweep", SweepOptions, [*arguments], replace(start, seed=SEED))
-    if recipe is None:
-        config = suited_length(config, arguments)
+    """``esam sweep``: trials until all have ended, and a table."""
+    options, config, recipe = parse_run("sweep", SweepOptions, arguments, seed=SEED)
     try:
-        from esam.runs.sweep import Search, Sweep, shown, trials_sheet, write_search
+        from esam.runs.sweep import Search, Sweep, shown, trials_sheet
     except ModuleNotFoundError as error:
         raise ImportError(f"esam sweep needs {error.name}; run: pip install torch-esam[sweep]") from error
     from esam.report.sheets import as_text
@@ -57,7 +52,7 @@ def sweep(arguments: list[str]) -> None:
     described = {name: getattr(options, name) for name in ("sampler", "trials", "objective", "prune")}
     settings = recipe.settings if recipe else {}
     search = Search(replace(config, validation=True), options.search, settings=settings, **described)
-    check([PlannedRun(search.with_choice({}), options.out / "first")], options.out)
+    check([PlannedRun(search.with_choice({}), options.out / "first")], options.out, report=False)
     shared = Sweep(search, options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}")
 
     tell = functools.partial(print, flush=True)
@@ -66,4 +61,4 @@ def sweep(arguments: list[str]) -> None:
         shared.work(options.out, executor, jobs=options.jobs, tell=tell)
     if not shared.best_first():
         raise RuntimeError(f"no trial came to its end; see above, and the log.txt of the runs in {options.out}")
-    tell(f"\n{as_text(trials_sheet(shared))}\n\nreport: {write_search(shared, options.out)}")
+    tell(f"\n{as_text(trials_sheet(shared))}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from esam.train.config import Config
 
-from .parsing import parse_run, take_recipe
+from .parsing import parse_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,9 +32,8 @@ class TrainOptions:
 
 def train(arguments: list[str]) -> None:
     """``esam train``: one run."""
-    recipe = take_recipe(arguments)
-    options, config = parse_run("train", TrainOptions, [*arguments], recipe.config if recipe else Config())
-    config = suited_length(config, arguments) if recipe is None else _of_recipe(recipe, config)
+    options, config, recipe = parse_run("train", TrainOptions, arguments)
+    config = _of_recipe(recipe, config) if recipe else config
     from rich.console import Console
 
     from esam.runs.live import print_line
@@ -92,22 +91,6 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
             raise
-
-
-def suited_length(config: Config, arguments: list[str]) -> Config:
-    """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
-    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    if config.budget is not None:
-        return config
-    from esam.train.build import configured_task
-    from esam.train.config import suited
-    from esam.train.samples import sample_count
-
-    try:
-        samples = sample_count(configured_task(config).train)
-    except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
-        return config
-    return suited(config, samples, epochs="--epochs" not in words, batch_size="--batch-size" not in words)
 
 
 def _of_recipe(recipe: Comparison, asked: Config) -> Config:

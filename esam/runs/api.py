@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from esam.analysis import ModelObjective, sharpness
-from esam.report import MethodSummary, answer_text, summarise, write_report
-from esam.report.results import tried_sheet
+from esam.report.page import write_report
+from esam.report.results import answer_text, tried_sheet
 from esam.report.sheets import as_text
-from esam.report.summaries import QUALITY
+from esam.report.summaries import QUALITY, MethodSummary, summarise
 from esam.train.batches import SeededLoader
 from esam.train.build import Parts, batches_of, build_parts, check_choices
 from esam.train.config import Config, suited

@@ -11,8 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 
-from esam.report import answer_text, summarise
 from esam.report.measured import duration
+from esam.report.results import answer_text
+from esam.report.summaries import summarise
 from esam.train.config import Config, describe_method, describe_run
 from esam.train.record import RECORD_NAME, RunRecord
 

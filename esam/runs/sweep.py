@@ -28,8 +28,6 @@ from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from esam.optim import METHODS
-from esam.report.charts import Chart
-from esam.report.page import REPORT_NAME, Section, write_page
 from esam.report.sheets import Sheet
 from esam.train.config import Config, did_you_mean, find_method
 from esam.train.record import RunRecord
@@ -310,35 +308,6 @@ def trials_sheet(sweep: Sweep, most: int = 20) -> Sheet:
         for t in best[:most]
     )
     return Sheet(title, ("Trial", *names, sweep.judge.title), rows)
-
-
-def write_search(sweep: Sweep, out: Path) -> Path:
-    """Write one self-contained page about a search, with Optuna's own figures, and return where it is."""
-    from optuna import visualization as draw
-
-    study, title, done = sweep.study, sweep.judge.title, sweep.best_first()
-    figures = {
-        f"{title}: trial by trial": draw.plot_optimization_history(study, target_name=title),
-        f"{title}: each setting": draw.plot_slice(study, target_name=title),
-    }
-    if len(done) > 3 and len({trial.value for trial in done}) > 1:
-        figures["How much each setting matters"] = draw.plot_param_importances(study)
-    failures = [f"trial {t.number}: {t.user_attrs[FAILURE]}" for t in sweep.trials() if FAILURE in t.user_attrs]
-    optimistic = (
-        "Every trial is judged on training data that it does not train on; the test set is not read. The best of many "
-        "trials is optimistic: compare it again, with other seeds."
-    )
-    charts = [_chart(name, figure) for name, figure in figures.items()]
-    section = Section(lead=optimistic, sheets=[trials_sheet(sweep)], charts=charts)
-    heading, source = f"A search on {sweep.search.config.data}", f"From {study.study_name} in {shown(sweep.url)}."
-    return write_page(out / REPORT_NAME, title=heading, sections=[section], notes=failures, footer=source)
-
-
-def _chart(title: str, figure: Any) -> Chart:
-    drawn = json.loads(figure.to_json())
-    traces = [{**trace, "meta": {"group": "", "name": ""}} for trace in drawn["data"]]
-    layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title")}
-    return Chart(title, "", title, traces, layout, wide=True)
 
 
 def shown(url: str) -> str:
