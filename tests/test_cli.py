@@ -56,7 +56,7 @@ def test_help_names_every_command_those_for_everyone_first(esam):
     assert out.index("\n  doctor") < out.index("for research") < out.index("\n  analyze")
 
 
-@pytest.mark.parametrize("command", [*COMMANDS, "bench step", "train demo"])
+@pytest.mark.parametrize("command", [*COMMANDS, "train demo"])
 def test_help_fits_into_80_columns_and_says_something_of_every_option(esam, command):
     code, out, _ = esam(*command.split(), "--help")
     assert code == 0 and out.startswith(f"usage: esam {command.removesuffix(' demo')}")
@@ -319,8 +319,8 @@ def test_tables_are_given_in_every_form_and_nothing_else_on_their_channel(esam, 
         return
     for row in rows:
         ends = [record.end for record in read_records(compared[0]) if record.method == row["method"]]
-        assert row["accuracy"]["mean"] == pytest.approx(sum(end["test_accuracy"]["last"] for end in ends) / 2)
-        assert row["seeds"] == [0, 1] and row["sharpness"]["n"] == 2
+        assert row["test_accuracy"] == pytest.approx(sum(end["test_accuracy"]["last"] for end in ends) / 2)
+        assert row["seeds"] == [0, 1] and row["sharpness_std"] > 0
 
 
 @pytest.mark.parametrize(("seconds", "found"), [(5.0, True), (2.1, False)])

@@ -126,8 +126,7 @@ FAULTS = [
     Fault("compare T --out OUT --jobs 0", "jobs must be 1 or more"),
     Fault("compare T --out OUT --methods", "--methods"),
     Fault("train T --out ''", "--out takes a path", 2),
-    Fault("bench step --rounds 0", "rounds must be 1 or more"),
-    Fault("bench epoch", "esam bench step --help", 2),
+    Fault("bench --rounds 0", "rounds must be 1 or more"),
     Fault("analyze run --landscape 1", "2 points or more"),
     # pictures and tables
     Fault("train T --out OUT --data ./nowhere", "ESAM_DATA"),

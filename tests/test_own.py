@@ -76,7 +76,7 @@ def test_the_result_gives_means_and_deviations_as_rows_and_as_a_table(result):
     found, _ = result
     for row, method in zip(found.rows, ("base", "sam"), strict=True):
         values = [r.end["test_accuracy"]["last"] for r in found.records if r.method == method]
-        assert (row["method"], row["n"]) == (method, 2)
+        assert (row["method"], row["seeds"]) == (method, [0, 1])
         assert (row["test_accuracy"], row["test_accuracy_std"]) == (statistics.mean(values), statistics.stdev(values))
         assert found.dataframe().loc[method, "test_accuracy"] == row["test_accuracy"]
 

@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from esam.analysis import ModelObjective, sharpness
 from esam.report.page import write_report
-from esam.report.results import answer_text, tried_sheet
+from esam.report.results import answer_text, figures, tried_sheet
 from esam.report.sheets import as_text
-from esam.report.summaries import QUALITY, MethodSummary, summarise
+from esam.report.summaries import summarise
 from esam.train.batches import SeededLoader
 from esam.train.build import Parts, batches_of, build_parts, check_choices
 from esam.train.config import Config, suited
@@ -50,11 +50,8 @@ class Compared:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each method: name, number of seeds, and mean and spread (standard deviation) of each figure.
-
-        A spread is None with fewer than two seeds, a figure None where the runs have none.
-        """
-        return [_row(one) for methods in summarise(self.records).values() for one in methods]
+        """One dict for each method: its names, its seeds, and mean and standard deviation of each figure."""
+        return figures(summarise(self.records))
 
     def dataframe(self) -> Any:
         """Return ``rows`` as a pandas DataFrame, indexed by method; needs pandas."""
@@ -354,11 +351,3 @@ def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator
 
 def _teller(tell: Callable[[str], None], planned: PlannedRun) -> Callable[[dict[str, Any]], None]:
     return lambda metrics: tell(f"{planned.name}: {epoch_words(metrics, planned.config)}")
-
-
-def _row(one: MethodSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": one.group.method, "name": one.name, "n": one.n, "diverged": one.diverged}
-    for name in ("accuracy", *QUALITY, "seconds", "cpu_seconds"):
-        measured, key = getattr(one, name), "test_accuracy" if name == "accuracy" else name
-        row[key], row[f"{key}_std"] = (None, None) if measured is None else (measured.mean, measured.std)
-    return row

@@ -51,7 +51,7 @@ def share_done(metrics: Mapping[str, Any], config: Config) -> float:
     """Return how much of a run is done after an epoch."""
     if config.budget is not None:
         return min(1.0, float(metrics["seconds"]) / config.budget)
-    return min(1.0, metrics["epoch"] / max(1, config.epochs))
+    return min(1.0, float(metrics["epoch"]) / max(1, config.epochs))
 
 
 # One run, in this process --------------------------------------------------------------------------------------------
