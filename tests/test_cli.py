@@ -17,7 +17,6 @@ from rich.console import Console
 
 from esam import __version__
 from esam.cli import COMMANDS, main
-from esam.cli.listing import setting_docs
 from esam.cli.parsing import FIXED, POSITIONAL, UsageError, parse
 from esam.optim import METHODS
 from esam.recipes import RECIPES
@@ -95,29 +94,6 @@ def test_every_setting_of_every_method_has_a_sentence(esam):
         rows = {line["setting"]: line for line in json.loads(esam("methods", name, "--format", "json")[1])[0]["rows"]}
         assert set(rows) == {f"--{key.replace('_', '-')}" for key in row.options()}
         assert all(len(line["what it does"]) > 20 for line in rows.values()), (name, rows)
-
-
-def test_a_sentence_is_taken_from_the_class_or_its_parents():
-    class Parent:
-        """First.
-
-        Args:
-            m: Of the parent,
-                on two lines.
-            rho, seed: Both.
-        """
-
-    class Child(Parent):
-        """Second.
-
-        Args:
-            m: As for the parent.
-            rho: The child's.
-
-        >>> 1
-        """
-
-    assert setting_docs(Child) == {"m": "Of the parent, on two lines.", "rho": "The child's.", "seed": "Both."}
 
 
 # Words to values -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Is a comparison from Python, of anybody's model and data, as fair and as complete as one from the command line?"""
 
-import inspect
 import random
 import re
 import statistics
@@ -39,12 +38,6 @@ def compared(out, *, build=net, train=TRAIN, test=TEST, **more):
 
 def losses(result):
     return {record.method: [line["train_loss"] for line in record.epochs] for record in result.records}
-
-
-def test_compare_is_a_function_whose_signature_names_every_argument():
-    parameters = inspect.signature(esam.compare).parameters
-    assert inspect.isfunction(esam.compare) and {"methods", "seeds", "tune", "lr", "batch_size"} <= set(parameters)
-    assert all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 @pytest.fixture(scope="module")
@@ -123,9 +116,7 @@ def test_a_loader_a_dataset_and_tensors_all_train(tmp_path):
     }
     found = {name: losses(compared(tmp_path / name, train=given)) for name, given in kinds.items()}
     assert found["dataset"] == losses(compared(tmp_path / "tensors"))
-    for of_methods in found.values():
-        # one step of either method begins at the same weights with the same batch
-        assert len(of_methods["base"]) == len(of_methods["sam"]) == 2
+    assert all(len(line) == 2 for of_methods in found.values() for line in of_methods.values())
 
 
 class Augmented(Dataset):
