@@ -164,34 +164,6 @@ def test_a_word_that_cannot_be_read_is_named(words, named):
         parse("toy", Options, words.split())
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "named"),
-    [
-        ("trian", 2, "Did you mean 'train'"),
-        ("train --epoch 3", 2, "Did you mean '--epochs'"),
-        ("compare dmeo", 1, "Did you mean 'demo'"),
-        ("train T --method easm", 1, "Did you mean 'esam'"),
-        ("train T --model resnet9", 1, "Did you mean 'resnet8'"),
-        ("train T --data digist", 1, "Did you mean 'digits'"),
-        ("train T --method sam --gamma 0.5", 1, "gamma"),
-        ("train T --method esam --gamma 7", 1, "gamma must be in (0, 1], got 7"),
-        ("compare T --methods base,asm", 1, "Did you mean 'asam'"),
-        ("compare T --set rho=0.1", 1, "sam.rho=0.1"),
-        ("compare T --set sam.roh=0.1", 1, "Did you mean 'rho'"),
-        ("compare T --set sam.rho=far", 2, "sam.rho"),
-        ("compare T --methods base --rho 0.1", 1, "--rho"),
-        ("methods easm", 1, "Did you mean 'esam'"),
-        ("report nowhere", 1, "nowhere is not a folder"),
-    ],
-)
-def test_a_wrong_word_is_answered_with_the_nearest_right_one_and_no_traceback(esam, tmp_path, words, code, named):
-    typed = " ".join(TINY).join(words.split(" T")) if " T" in words else words
-    out = ["--out", tmp_path / "run"] if words.split()[0] in ("train", "compare") else []
-    found, printed, err = esam(*typed.replace("train--", "train --").replace("compare--", "compare --").split(), *out)
-    assert (found, printed) == (code, "") and err.startswith("esam: ") and named in err and "Traceback" not in err
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.parametrize(("package", "install"), [("rich", "torch-esam[train]"), ("odd", "odd")])
 def test_a_missing_package_is_answered_by_what_to_install(esam, monkeypatch, package, install):
     def missing(name):

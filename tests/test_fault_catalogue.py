@@ -119,7 +119,23 @@ def failing(error):
 
 
 FAULTS = [
-    # words and numbers
+    # a wrong word is answered with the nearest right one
+    Fault("trian", "Did you mean 'train'", 2),
+    Fault("train --epoch 3 --out OUT", "Did you mean '--epochs'", 2),
+    Fault("compare dmeo --out OUT", "Did you mean 'demo'"),
+    Fault("train T --out OUT --method easm", "Did you mean 'esam'"),
+    Fault("train T --out OUT --model resnet9", "Did you mean 'resnet8'"),
+    Fault("train T --out OUT --data digist", "Did you mean 'digits'"),
+    Fault("train T --out OUT --method sam --gamma 0.5", "gamma"),
+    Fault("train T --out OUT --method esam --gamma 7", "gamma must be in (0, 1], got 7"),
+    Fault("compare T --out OUT --methods base,asm", "Did you mean 'asam'"),
+    Fault("compare T --out OUT --set rho=0.1", "sam.rho=0.1"),
+    Fault("compare T --out OUT --set sam.roh=0.1", "Did you mean 'rho'"),
+    Fault("compare T --out OUT --set sam.rho=far", "sam.rho", 2),
+    Fault("compare T --out OUT --methods base --rho 0.1", "--rho"),
+    Fault("methods easm", "Did you mean 'esam'"),
+    Fault("report nowhere", "nowhere is not a folder"),
+    # numbers
     Fault("train T --out OUT --epochs -1 --lr nan --label-noise 2", "3 "),
     Fault("train T --out OUT --lr inf", "lr must be a finite number"),
     Fault("train T --out OUT --threads 100000", "1024"),

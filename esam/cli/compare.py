@@ -69,28 +69,25 @@ def compare(arguments: list[str]) -> None:
         raise ValueError(f"a comparison takes 1 epoch or more, got {config.epochs}")
     from esam.runs.plan import plan
     from esam.runs.preflight import check
-    from esam.runs.tuning import first_points, trial_runs
+    from esam.runs.tuning import first_points, search_folder, trial_runs
 
     runs = plan(comparison, options.out)
     _check_reached(options, runs)
-    beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
     points = first_points(comparison, options.tune, options.tune_over) if options.tune else {}
-    searched = trial_runs(comparison, points, beside)
+    searched = trial_runs(comparison, points, search_folder(options.out))
     check([*runs, *(run for several in searched.values() for run in several)], options.out)
-    _run(comparison, options, beside)
+    _run(comparison, options)
 
 
-def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
+def _run(comparison: Comparison, options: CompareOptions) -> None:
     from rich.console import Console
 
     from esam.report.page import write_report
-    from esam.report.results import results_text, tried_sheet
-    from esam.report.sheets import as_text
+    from esam.report.results import results_text
     from esam.report.summaries import summarise
     from esam.runs.live import print_line, run_and_show, show_results
-    from esam.runs.plan import plan
     from esam.runs.pool import Pool, divergences
-    from esam.runs.tuning import tune, write_search
+    from esam.runs.tuning import tuned_runs
     from esam.train.config import describe_method, describe_run
 
     aside = Console(stderr=options.format != "table", quiet=options.quiet)
@@ -103,11 +100,7 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
         def launch(runs: Sequence[PlannedRun]) -> None:
             run_and_show(pool, runs, aside)
 
-        if comparison.tune:
-            comparison = tune(comparison, beside, comparison.tune, launch, comparison.tune_over)
-            say(f"{as_text(tried_sheet(comparison.tuned))}\n")
-        runs = plan(comparison, options.out)
-        write_search(runs)
+        runs = tuned_runs(comparison, options.out, launch, lambda table: say(f"{table}\n"))
         say(f"{len(runs)} run{'s' if len(runs) > 1 else ''}, each {describe_run(comparison.config)}")
         for method, config in {run.config.method: run.config for run in runs}.items():
             say(f"  {method}: {describe_method(config)}")

@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from esam.analysis import ModelObjective, sharpness
 from esam.report.page import write_report
-from esam.report.results import answer_text, figures, tried_sheet
-from esam.report.sheets import as_text
+from esam.report.results import answer_text, figures
 from esam.report.summaries import summarise
 from esam.train.batches import SeededLoader
 from esam.train.build import Parts, batches_of, build_parts, check_choices
@@ -33,8 +32,7 @@ from esam.train.task import Facts, Task, data_facts, held_out_task
 from .live import epoch_words
 from .plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
 from .preflight import faults_of_data, faults_of_model
-from .tuning import tune as search
-from .tuning import write_search
+from .tuning import tuned_runs
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 Samples = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -172,10 +170,11 @@ def compare(
     if isinstance(optimizer, str):
         check_choices(config)
     if budget is None:
-        count = sample_count(data[False].task.train)
-        config = suited(config, count, epochs=epochs is None, batch_size="batch_size" not in chosen)
+        fixed = batch_size is not None or isinstance(train, DataLoader)
+        config = suited(config, sample_count(data[False].task.train), epochs=epochs is None, batch_size=not fixed)
     config.check()
-    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {})
+    searching: dict[str, Any] = {"tune": tune, "tune_over": tuple(tune_over)}
+    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, **searching)
     for fault in problem.faults(config):
         raise ValueError(fault)
 
@@ -194,15 +193,7 @@ def compare(
 
     ranks = Ranks.current()
     plan(comparison, out)  # refuses before the search what could not be compared after it
-    if tune:
-        beside = Path(out).with_name(f"{Path(out).name}-tuning")
-        comparison = search(comparison, beside, tune, launch, tune_over)
-        if tell is not None and ranks.first:
-            tell(as_text(tried_sheet(comparison.tuned)))
-    runs = plan(comparison, out)
-    if ranks.first:
-        write_search(runs)
-    records = launch(runs)
+    records = launch(tuned_runs(comparison, out, launch, tell))
     return Compared(tuple(records), ranks.from_first(write_report(out) if ranks.first else Path(out)))
 
 
@@ -234,9 +225,15 @@ class _Data(NamedTuple):
 
     def batches(self, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch], Iterable[Batch]]:
         """Return the training batches, the test samples and the training samples once; a loader reads its own."""
+        train: Any
+        test: Iterable[Batch]
+        ordered: Iterable[Batch]
         train, test, ordered = batches_of(config, self.task, device, torch.contiguous_format)
-        loaders = [one and SeededLoader(one, seed=config.seed) for one in (self.train_loader, self.test_loader)]
-        return loaders[0] or train, loaders[1] or test, loaders[0] or ordered
+        if self.train_loader is not None:
+            train = ordered = SeededLoader(self.train_loader, seed=config.seed)
+        if self.test_loader is not None:
+            test = SeededLoader(self.test_loader, seed=config.seed)
+        return train, test, ordered
 
     @property
     def measures(self) -> Mapping[str, Any]:
