@@ -20,9 +20,9 @@ from torch import nn
 
 from esam import METHODS
 from esam.files import write_atomically
-from esam.report import summarise
 from esam.report.measured import percent
 from esam.report.sheets import Sheet, as_markdown
+from esam.report.summaries import summarise
 from esam.report.verdict import advice
 from esam.runs.plan import DEFAULT_METHODS, Comparison, plan
 from esam.train import Config, Task, run

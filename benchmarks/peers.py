@@ -105,6 +105,23 @@ def released_swp(model, x, y):
     return lambda: optimizer.step(x, y)
 
 
+def pytorch_optimizer_sam(model, x, y):
+    """Take the step of the SAM in the package pytorch_optimizer (the extra bench)."""
+    from pytorch_optimizer import SAM as TheirSAM
+
+    settings = {"lr": 1e-3, "momentum": 0.9, "weight_decay": 5e-4}
+    optimizer = TheirSAM(model.parameters(), base_optimizer=torch.optim.SGD, rho=0.05, **settings)
+
+    def step():
+        F.cross_entropy(model(x), y).backward()
+        optimizer.first_step(zero_grad=True)
+        F.cross_entropy(model(x), y).backward()
+        optimizer.second_step(zero_grad=True)
+
+    return step
+
+
+OTHER_PACKAGES = {"pytorch_optimizer": Contender(pytorch_optimizer_sam, 6.0)}
 PEERS = {
     "sam, two-step pattern": Contender(two_step_sam, 6.0),
     "esam, as released": Contender(released_esam, 5.1),

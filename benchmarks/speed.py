@@ -11,7 +11,7 @@ import argparse
 import json
 from pathlib import Path
 
-from peers import PEERS
+from peers import OTHER_PACKAGES, PEERS
 
 from esam.bench.config import Bench
 from esam.bench.contenders import contender
@@ -21,13 +21,13 @@ from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.report.sheets import as_text
 
-FORMS = ("esam:mask=suffix", "esam-swp:mask=suffix")
+FORMS = {f"{name}:mask=suffix": contender(name, {"mask": "suffix"}) for name in ("esam", "esam-swp")}
 BESIDE_PEERS = ("base", "base-part", "sam", "asam", "looksam", "esam", "esam-swp", "esam-sds", "esam-random")
 
 
 def main(bench, peers, memory, out):
-    names = [*BESIDE_PEERS, *FORMS, "pytorch_optimizer"] if peers else list(METHODS)
-    contenders = {**{name: contender(name) for name in names}, **(PEERS if peers else {})}
+    contenders = {name: contender(name) for name in (BESIDE_PEERS if peers else METHODS)}
+    contenders |= {**FORMS, **OTHER_PACKAGES, **PEERS} if peers else {}
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{'peers-' if peers else ''}{bench.model}.json"
     result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))

@@ -17,9 +17,9 @@ sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(ROOT / "tests")]
 
 from esam.files import write_atomically  # noqa: E402
 from esam.optim import METHODS  # noqa: E402
-from esam.report import summarise  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
 from esam.report.sheets import Sheet, as_markdown  # noqa: E402
+from esam.report.summaries import summarise  # noqa: E402
 from esam.train.record import read_records  # noqa: E402
 from experiments import scaling  # noqa: E402
 from experiments.paper import page as paper_page  # noqa: E402

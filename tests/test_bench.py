@@ -32,12 +32,11 @@ def test_the_counted_cost_is_the_sum_of_the_parts():
     beta, gamma = 0.6, 0.5
     assert contender("base").units == 3 and contender("sam").units == 6
     assert contender("esam").units == pytest.approx(1 + (1 + beta) + 1 + 3 * gamma)
-    assert contender("esam-swp:mask=suffix,beta=0.4").units == pytest.approx(1 + 2 * 0.4 + 3)
+    assert contender("esam-swp", {"mask": "suffix", "beta": 0.4}).units == pytest.approx(1 + 2 * 0.4 + 3)
 
 
 def test_every_contender_steps_and_is_compared_with_the_base():
-    names = [*METHODS, "esam:mask=suffix,gamma=0.7"]
-    names.remove("sam-on")  # this model has no norm layers
+    names = [name for name in METHODS if name != "sam-on"]  # this model has no norm layers
     result = bench_steps(TINY, {name: contender(name) for name in names})
     for name in names:
         row = result["contenders"][name]
@@ -54,14 +53,13 @@ def test_memory_is_measured_in_a_process_of_its_own():
 
 def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
     out = tmp_path / "bench.json"
-    command = "bench step --model mlp --batch-size 8 --size 8 --rounds 2 --contenders base sam --no-memory --out"
-    assert main([*command.split(), str(out)]) == 0
+    command = "bench --model mlp --batch-size 8 --size 8 --rounds 2 --methods base sam --no-memory --set sam.rho=0.1"
+    assert main([*command.split(), "--out", str(out)]) == 0
     assert "time / base" in capsys.readouterr().out
     assert list(json.loads(out.read_text())["contenders"]) == ["base", "sam"]
 
 
-def test_an_unknown_contender_is_answered_with_the_nearest(capsys):
-    assert main(["bench", "step", "--contenders", "esma"]) == 1
-    assert "Did you mean 'esam'?" in capsys.readouterr().err
-    assert main(["bench", "step", "--contenders", "esam:roh=0.1"]) == 1
-    assert "Did you mean 'rho'?" in capsys.readouterr().err
+def test_an_unknown_method_or_setting_is_answered_with_the_nearest(capsys):
+    for words, nearest in ((["--methods", "esma"], "esam"), (["--set", "esam.roh=0.1"], "rho")):
+        assert main(["bench", *words]) == 1
+        assert f"Did you mean '{nearest}'?" in capsys.readouterr().err

@@ -64,7 +64,7 @@ def test_without_a_terminal_each_epoch_is_a_plain_line_and_the_table_has_the_rec
     for planned in runs:
         last = planned.record().epochs[-1]
         figures = f"train loss {last['train_loss']:.3f}, test {100 * last['test_accuracy']:.2f} %"
-        assert f"{planned.config.method}, seed 0: epoch 2, {figures}" in text
+        assert f"{planned.config.method}, seed 0: epoch 2 of 2, {figures}" in text
         assert f"{100 * last['test_accuracy']:.2f}" in shown.getvalue()
 
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from esam.optim import METHODS
-from esam.report import Measured, summarise, write_report
-from esam.report.measured import difference, duration, memory, written
-from esam.report.page import Section, write_page
+from esam.report.measured import Measured, difference, duration, memory, written
+from esam.report.page import Section, write_page, write_report
 from esam.report.results import details_sheet, results_sheet
 from esam.report.sheets import Sheet, as_markdown, as_text
+from esam.report.summaries import summarise
 from esam.styles import SPARE, styles
 from esam.train.record import RecordWriter, read_records
 

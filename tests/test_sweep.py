@@ -1,7 +1,10 @@
 """Does a search find what it should, each trial once, whoever does it, and without a look at the test set?"""
 
 import dataclasses
+import time
 
+import forked
+import postgres
 import pytest
 
 from esam.cli import main
@@ -10,9 +13,9 @@ from esam.train.record import read_records
 
 pytest.importorskip("optuna", reason="the extra [sweep] is not installed")
 from optuna.trial import TrialState
-from sweep_workers import Here, Stuck
+from sweep_workers import Here, Stuck, get_stuck, work
 
-from esam.runs.sweep import PAPER_GRID, Search, Sweep, read_dimension, trials_sheet, write_search
+from esam.runs.sweep import Search, Sweep, shown, trials_sheet
 
 TINY = Config(data="digits", model="mlp", method="sam", train_size=200, batch_size=50, epochs=2, seed=100, threads=1)
 EXPERIMENTAL = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")  # pytest sets filters anew
@@ -33,14 +36,6 @@ def worked(folder, *words, tell=lambda _: None, **more):
 # The space -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_grid_holds_every_value_and_the_papers_needs_no_words():
-    search = Search(TINY, ("method=base,sam", "rho=0.05,0.1", "epochs=1..5:2", "lr=0.1..0.3:0.1"), sampler="grid")
-    assert search.trials == 2 * 2 * 3 * 3 and search.grid()["epochs"] == [1, 3, 5]
-    assert search.grid()["lr"] == pytest.approx([0.1, 0.2, 0.3]) and next(iter(search.dimensions)) == "method"
-    paper = {"lr": (0.01, 0.05, 0.1, 0.2), "weight_decay": (5e-4, 1e-3), "batch_size": (64, 128, 256)}
-    assert {name: values.choices for name, values in map(read_dimension, PAPER_GRID)} == paper
-
-
 def test_a_choice_changes_what_is_searched_and_judges_on_held_out_data():
     search = Search(TINY, ("lr=0.1..1",), settings={"sam": {"rho": 0.3}})
     config = search.with_choice({"lr": 0.5})
@@ -53,17 +48,13 @@ def test_a_choice_changes_what_is_searched_and_judges_on_held_out_data():
         ((), {}, "a search needs settings"),
         (("lr",), {}, "takes setting=values"),
         (("lrr=1,2",), {}, "there is no setting 'lrr' to search. Did you mean 'lr'"),
-        (("seed=1,2",), {}, "there is no setting 'seed'"),
         (("lr=a,b",), {}, "'lr=a,b' is no range or list of values of type float"),
         (("lr=1..0.1",), {}, "'lr=1..0.1' is no range"),
-        (("lr=0..1:log",), {}, "'lr=0..1:log' is no range"),
         (("model=a..b",), {}, "'model=a..b' is no range"),
         (("lr=1,2", "lr=3,4"), {}, "a setting is searched twice"),
         (("gamma=0.5,1",), {}, "gamma is searched, and sam takes none"),
         (("method=sam,esann",), {}, "unknown method 'esann'"),
         (("lr=0.1..1",), {"sampler": "grid"}, "a grid needs values of lr"),
-        (("lr=1,2",), {"objectives": ("accuracy", "costs")}, "there is no objective 'costs'. Did you mean 'cost'"),
-        (("lr=1,2",), {"objectives": ("accuracy", "cost"), "prune": True}, "can be pruned"),
         (("lr=1,2",), {"trials": 0}, "must be 1 or more"),
     ],
 )
@@ -80,16 +71,16 @@ def test_trials_are_ordinary_runs_that_never_see_the_test_set_and_the_best_is_th
     records = read_records(tmp_path)
     assert len(records) == 4 and all(record.finished and record.config["validation"] for record in records)
     by_folder = {record.path.parent.name: record for record in records}
-    for trial in sweep.done():
+    for trial in sweep.best_first():
         record = by_folder[trial.user_attrs["run"]]
         assert record.config["lr"] == trial.params["lr"] and record.config["settings"]["rho"] == trial.params["rho"]
-        assert trial.values == [100 * record.end["test_accuracy"]["last"]]
+        assert trial.value == 100 * record.end["test_accuracy"]["last"]
     best = max(records, key=lambda record: record.end["test_accuracy"]["last"])
     assert sweep.best_first()[0].user_attrs["run"] == best.path.parent.name
 
 
 def test_the_same_search_goes_on_and_another_in_the_same_database_is_another_study(tmp_path):
-    assert len(worked(tmp_path, "lr=0.01..0.1", trials=2).done()) == 2
+    assert len(worked(tmp_path, "lr=0.01..0.1", trials=2).best_first()) == 2
     assert len(worked(tmp_path, "lr=0.01..0.1", trials=3).trials()) == 3
     again = begun(tmp_path, "lr=0.01..0.1", trials=3)
     again.work(tmp_path, Stuck(tmp_path / "sign"), poll=0.01)
@@ -108,7 +99,7 @@ def test_an_interrupted_trial_waits_again_with_its_choice_and_resumes_in_its_fol
         patch.setattr("esam.runs.sweep.time.sleep", interrupt)
         sweep.work(tmp_path, Stuck(tmp_path / "sign"), poll=0.01)
     sweep.work(tmp_path, Here(), poll=0.01)
-    (done,) = sweep.done()
+    (done,) = sweep.best_first()
     (lost,) = sweep.trials(TrialState.FAIL)
     assert done.params == lost.params and done.user_attrs["run"] == lost.user_attrs["run"]
     assert done.user_attrs["run"].startswith("trial0000-")
@@ -117,10 +108,19 @@ def test_an_interrupted_trial_waits_again_with_its_choice_and_resumes_in_its_fol
 def test_a_run_that_fails_or_diverges_is_told_and_the_search_goes_on(tmp_path):
     told = []
     sweep = worked(tmp_path, "batch_size=0,50", "lr=0.1,1e30", sampler="grid", tell=told.append)
-    assert [trial.params for trial in sweep.done()] == [{"batch_size": 50, "lr": 0.1}]
+    assert [trial.params for trial in sweep.best_first()] == [{"batch_size": 50, "lr": 0.1}]
     assert sum("failed (batch_size must be 1 or more, got 0)" in line for line in told) == 2
     assert sum("the loss was not finite" in line for line in told) == 1
     assert "1 trials ended, 3 failed" in trials_sheet(sweep).title
+
+
+def test_a_grid_has_every_point_once_without_settings_that_a_method_has_not(tmp_path):
+    sweep = worked(tmp_path, "method=base,sam", "rho=0.1,0.2", "epochs=1..3:2", sampler="grid", objective="loss")
+    tried = [{"method": "sam", **trial.params} for trial in sweep.best_first()]
+    points = [{"method": "base", "epochs": n} for n in (1, 3)]
+    points += [{"method": "sam", "rho": rho, "epochs": n} for rho in (0.1, 0.2) for n in (1, 3)]
+    assert len(tried) == len(points) and all(point in tried for point in points)
+    assert sweep.best_first()[0].value == min(record.end["test_loss"] for record in read_records(tmp_path))
 
 
 def test_a_hopeless_trial_is_pruned_at_the_evaluation_where_it_falls_behind(tmp_path):
@@ -130,29 +130,13 @@ def test_a_hopeless_trial_is_pruned_at_the_evaluation_where_it_falls_behind(tmp_
     sweep.work(tmp_path, Here(), poll=0.01)
     (pruned,) = sweep.trials(TrialState.PRUNED)
     assert pruned.params == {"lr": 0.0} and max(pruned.intermediate_values) == 1
-    assert all(max(trial.intermediate_values) == 2 for trial in sweep.done())
-
-
-def test_several_objectives_give_the_front_that_is_worked_out_by_hand(tmp_path):
-    words = ("method=base,sam", "epochs=1,3", "rho=0.05,0.1")
-    sweep = worked(tmp_path, *words, sampler="grid", objectives=("accuracy", "cost"))
-    assert len(sweep.done()) == 8 and len(read_records(tmp_path)) == 2 + 4  # rho makes no difference to the base
-    values = {trial.number: trial.values for trial in sweep.done()}
-    assert {cost for _, cost in values.values()} == {3.0, 6.0, 9.0, 18.0}
-    front = {
-        number
-        for number, (accuracy, cost) in values.items()
-        if not any((a >= accuracy and c <= cost and (a, c) != (accuracy, cost)) for a, c in values.values())
-    }
-    assert {trial.number for trial in sweep.best_first()[: len(front)]} == front
-    page = write_search(sweep, tmp_path).read_text()
-    assert "Front" in page and "Passes a sample" in page
+    assert all(max(trial.intermediate_values) == 2 for trial in sweep.best_first())
 
 
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_searches_in_processes_draws_a_page_and_resumes(tmp_path, capsys, monkeypatch):
+def test_the_command_searches_in_processes_and_resumes(tmp_path, capsys, monkeypatch):
     words = ["--data", "digits", "--model", "mlp", "--train-size", "100", "--epochs", "1", "--threads", "1"]
     words += ["--method", "base", "--search", "lr=0.001,0.1", "momentum=0,0.9", "--sampler", "grid"]
     words += ["--out", str(tmp_path / "out")]
@@ -162,8 +146,44 @@ def test_the_command_searches_in_processes_draws_a_page_and_resumes(tmp_path, ca
     assert "(lr 0.001, momentum 0): accuracy" in out and "trials ended; grid, judged by accuracy" in out
     records = read_records(tmp_path / "out")
     assert {record.seed for record in records} == {100} and {record.config["lr"] for record in records} == {0.001, 0.1}
-    page = (tmp_path / "out" / "report.html").read_text()
-    for title in ("trial by trial", "each setting", "How much each setting matters"):
-        assert title in page
     monkeypatch.setattr("esam.runs.pool.WorkerProcess", None)  # starting anything would fail
     assert main(["sweep", *words]) == 0
+
+
+# Workers on a real PostgreSQL ----------------------------------------------------------------------------------------
+
+SHARED = Search(dataclasses.replace(TINY, method="base", epochs=1), ("lr=0.01..0.2:log",), sampler="random", trials=4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(postgres.missing()), reason=postgres.missing() or "never")
+def test_workers_that_begin_at_once_share_a_search_and_do_again_what_one_lost_when_it_was_killed(tmp_path):
+    environment = {"ESAM_CACHE": str(tmp_path / "cache")}
+    with postgres.server() as url:
+        stuck = forked.start(get_stuck, url, SHARED, tmp_path / "runs", tmp_path / "sign", **environment)
+        while not (tmp_path / "sign").exists():
+            assert stuck.is_alive()
+            time.sleep(0.02)
+        stuck.kill()
+        stuck.join()
+        time.sleep(4)  # three heartbeats: it is known to be gone
+        begin = time.time() + 0.5
+        workers = [forked.start(work, url, SHARED, tmp_path / "runs", begin, **environment) for _ in range(2)]
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0, 0]
+        sweep = Sweep(SHARED, url)
+        (lost,) = sweep.trials(TrialState.FAIL)
+        done = sweep.best_first()
+    assert SHARED.trials <= len(done) <= SHARED.trials + 1
+    (again,) = [trial for trial in done if trial.user_attrs["run"] == lost.user_attrs["run"]]
+    assert again.params == lost.params  # the same choice, in the same folder
+    records = read_records(tmp_path / "runs")
+    assert len(records) == len(done) and all(record.finished for record in records)
+
+
+def test_an_address_without_a_server_is_told_without_its_password():
+    away = "postgresql://me:secret@127.0.0.1:1/none"
+    with pytest.raises(ValueError, match="cannot be reached") as error:
+        Sweep(SHARED, away)
+    assert "secret" not in str(error.value) and "me:***@127.0.0.1" in shown(away)

@@ -9,9 +9,9 @@ from picture_makers import class_folders
 from torch import nn
 
 from esam.cli import main
-from esam.report import summarise
 from esam.report.results import results_sheet
 from esam.report.settings import common_and_differing, notes
+from esam.report.summaries import summarise
 from esam.report.verdict import verdict
 from esam.runs import Comparison, plan
 from esam.runs.preflight import check
@@ -73,7 +73,7 @@ def test_a_comparison_of_changed_data_is_refused_before_anything_runs(photos, tm
     run(runs[0].config, runs[0].folder)
     (photos / "dogs" / "000.png").write_bytes((photos / "cats" / "005.png").read_bytes())
     with pytest.raises(ValueError, match="the data have changed since the run in"):
-        check(runs)
+        check(runs, tmp_path)
 
 
 def test_the_same_pictures_in_another_folder_are_the_same_data(tmp_path):

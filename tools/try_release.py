@@ -99,7 +99,7 @@ JOBS: dict[str, list[str]] = {
     "analysis": ["python analysis.py"],
     "lightning": ["python trainer_lightning.py"],
     "huggingface": ["python trainer_huggingface.py"],
-    "bench": ["esam bench step --model mlp --batch-size 8 --size 8 --rounds 1 --contenders base sam pytorch_optimizer"],
+    "bench": ["esam bench --model mlp --batch-size 8 --size 8 --rounds 1 --methods base sam"],
     "docs": ["python -m mkdocs --version"],
 }
 """By extra: what must run. An extra that works on a trained run is tried with the trainer."""

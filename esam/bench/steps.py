@@ -29,8 +29,6 @@ def bench_steps(
     Every contender steps once a round, in random order, so that noise hits all alike. On the CPU with one thread, times
     are processor time, which a busy machine disturbs least; else the clock's.
     """
-    if not contenders:
-        raise ValueError("there is nobody to time; name contenders, as in --contenders base sam, or leave it out")
     chosen_device(bench.check().device)
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}

@@ -33,7 +33,7 @@ commands:
 
 for research:
   analyze RUN        sharpness, Hessian and loss landscape of a trained run
-  bench step         what a step of each method costs: time, passes, memory
+  bench              what a step of each method costs: time, passes, memory
   sweep [RECIPE]     search settings with Optuna, by one worker or many
 
 `esam COMMAND --help` lists a command's options.

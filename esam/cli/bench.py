@@ -1,4 +1,4 @@
-"""``esam bench step``: what a step of each method costs."""
+"""``esam bench``: what a step of each method costs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from esam.bench.config import Bench
 from esam.report.sheets import Form
 
-from .parsing import UsageError, parse
+from .parsing import parse, settings_by_method
 
 LEGEND = """\
 time: median over the rounds, with a 95 % interval; total: of all rounds.
@@ -21,8 +21,10 @@ class BenchOptions:
     """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
 
     bench: Bench
-    contenders: tuple[str, ...] = ("all",)
-    """Methods to time, with settings as in esam:gamma=0.7, and pytorch_optimizer, another package's SAM."""
+    methods: tuple[str, ...] = ()
+    """Methods to time, by their names in `esam methods`; all if none is named."""
+    set: tuple[str, ...] = ()
+    """What differs for a method, as in esam.gamma=0.7."""
     memory: bool = True
     """Measure memory too."""
     out: Path | None = None
@@ -32,12 +34,8 @@ class BenchOptions:
 
 
 def bench(arguments: list[str]) -> None:
-    """``esam bench step``: what a step costs."""
-    if arguments[:1] not in (["step"], ["-h"], ["--help"]):
-        got = repr(arguments[0]) if arguments else "nothing"
-        raise UsageError(f"esam bench knows one thing to measure, step, got {got}; see esam bench step --help")
-    words = [word for word in arguments if word != "step"]
-    options = parse("bench step", BenchOptions, words, bench=Bench())
+    """``esam bench``: what a step costs."""
+    options = parse("bench", BenchOptions, arguments, bench=Bench())
     import json
     import shutil
 
@@ -48,9 +46,8 @@ def bench(arguments: list[str]) -> None:
     from esam.optim import METHODS
     from esam.report.sheets import formatted
 
-    words = [part for word in options.contenders for part in ([word] if ":" in word else word.split(","))]
-    named = METHODS if words == ["all"] else words
-    contenders = {name: contender(name) for name in named}
+    settings = settings_by_method(options.set)
+    contenders = {name: contender(name, settings.get(name)) for name in options.methods or METHODS}
     options.bench.check()
     if options.memory:
         check_measurable(options.bench)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,8 +13,7 @@ from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
 from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
-from .parsing import FIXED, ConfigFile, config_text, parse_run, settings_by_method, take_recipe
-from .train import suited_length
+from .parsing import FIXED, parse_run, settings_by_method
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,6 @@ class CompareOptions:
     The trials' runs are beside OUT, in OUT-tuning."""
     tune_over: tuple[Literal["rho", "lr", "weight_decay", "epochs"], ...] = ("rho",)
     """What the trials vary; the base optimizer too gets its lr, weight_decay and epochs by as many trials."""
-    file: ConfigFile = None
-    """Options from a TOML file, as --print-config writes it; what is typed wins."""
-    print_config: bool = False
-    """Print every option as it takes effect, as such a file, and run nothing."""
     quiet: bool = False
     """Print the result alone."""
     format: Form = "table"
@@ -59,12 +55,8 @@ class CompareOptions:
 
 def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
-    recipe = take_recipe(arguments)
-    given = {name: getattr(recipe, name) for name in ("methods", "seeds", "tune", "tune_over")} if recipe else {}
-    start = recipe.config if recipe else Config()
-    options, config = parse_run("compare", CompareOptions, [*arguments], start, shape=SharedConfig, **given)
-    if recipe is None:
-        config = suited_length(config, arguments)
+    given = ("methods", "seeds", "tune", "tune_over")
+    options, config, recipe = parse_run("compare", CompareOptions, arguments, shape=SharedConfig, of_recipe=given)
     settings = {method: dict(own) for method, own in recipe.settings.items()} if recipe else {}
     for method, own in settings_by_method(options.set).items():
         settings[method] = {**settings.get(method, {}), **own}
@@ -75,42 +67,32 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
     if config.epochs < 1:
         raise ValueError(f"a comparison takes 1 epoch or more, got {config.epochs}")
-    if options.print_config:
-        words = tuple(f"{method}.{name}={value}" for method, own in settings.items() for name, value in own.items())
-        names = ("methods", "seeds", "out", "jobs", "tune", "tune_over", "format")
-        more = {**{name: getattr(options, name) for name in names}, **vars(options.cluster), "set": words}
-        print(config_text("compare", config, SharedConfig, more))
-        return
     from esam.runs.plan import plan
     from esam.runs.preflight import check
-    from esam.runs.tuning import first_points, trial_runs
+    from esam.runs.tuning import first_points, search_folder, trial_runs
 
     runs = plan(comparison, options.out)
     _check_reached(options, runs)
-    beside = options.out.with_name(f"{options.out.name}-tuning")  # the report is about the other runs
     points = first_points(comparison, options.tune, options.tune_over) if options.tune else {}
-    searched = trial_runs(comparison, points, beside)
+    searched = trial_runs(comparison, points, search_folder(options.out))
     check([*runs, *(run for several in searched.values() for run in several)], options.out)
-    _run(comparison, options, beside)
+    _run(comparison, options)
 
 
-def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
+def _run(comparison: Comparison, options: CompareOptions) -> None:
     from rich.console import Console
 
-    from esam.report import summarise, write_report
-    from esam.report.results import results_text, tried_sheet
-    from esam.report.sheets import as_text
-    from esam.runs.live import run_and_show, show_results
-    from esam.runs.plan import plan
+    from esam.report.page import write_report
+    from esam.report.results import results_text
+    from esam.report.summaries import summarise
+    from esam.runs.live import print_line, run_and_show, show_results
     from esam.runs.pool import Pool, divergences
-    from esam.runs.tuning import tune, write_search
+    from esam.runs.tuning import tuned_runs
     from esam.train.config import describe_method, describe_run
 
     aside = Console(stderr=options.format != "table", quiet=options.quiet)
 
-    def say(line: str) -> None:
-        aside.print(line, highlight=False, markup=False, soft_wrap=True)
-
+    say = functools.partial(print_line, aside)
     failure: RuntimeError | None = None
     with options.cluster.executor(options.jobs, reuse=True) as executor:
         pool = Pool(executor=executor)
@@ -118,11 +100,7 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
         def launch(runs: Sequence[PlannedRun]) -> None:
             run_and_show(pool, runs, aside)
 
-        if comparison.tune:
-            comparison = tune(comparison, beside, comparison.tune, launch, comparison.tune_over)
-            say(f"{as_text(tried_sheet(comparison.tuned))}\n")
-        runs = plan(comparison, options.out)
-        write_search(runs)
+        runs = tuned_runs(comparison, options.out, launch, lambda table: say(f"{table}\n"))
         say(f"{len(runs)} run{'s' if len(runs) > 1 else ''}, each {describe_run(comparison.config)}")
         for method, config in {run.config.method: run.config for run in runs}.items():
             say(f"  {method}: {describe_method(config)}")
@@ -135,7 +113,7 @@ def _run(comparison: Comparison, options: CompareOptions, beside: Path) -> None:
         if options.format == "table":
             console = Console()
             show_results(runs, console)
-            console.print(report, highlight=False, markup=False, soft_wrap=True)
+            print_line(console, report)
         else:
             print(results_text(summarise(records), options.format))
             say(report)

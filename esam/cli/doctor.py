@@ -8,7 +8,7 @@ from typing import Any
 
 from esam.train.config import Config, find_method
 
-from .parsing import parse_run, take_recipe
+from .parsing import parse_run
 
 FEW = 20
 """Steps that say little of their time."""
@@ -25,8 +25,7 @@ class DoctorOptions:
 
 def doctor(arguments: list[str]) -> None:
     """``esam doctor``: findings and remedies."""
-    recipe = take_recipe(arguments)
-    options, config = parse_run("doctor", DoctorOptions, arguments, recipe.config if recipe else Config())
+    options, config, _ = parse_run("doctor", DoctorOptions, arguments)
     if options.steps < 1:
         raise ValueError(f"--steps must be 1 or more, got {options.steps}")
     from importlib.metadata import version

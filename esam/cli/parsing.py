@@ -16,24 +16,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from esam.train.config import Config, did_you_mean, find_method
 
-from .configfile import read_toml, toml_lines
-
 if TYPE_CHECKING:
     from esam.runs.plan import Comparison
 
-FIXED, POSITIONAL, CONFIG = "fixed", "positional", "config"
-"""How a field may be marked, as in ``Annotated[Path, POSITIONAL]``: not an option at all, a word without a name, or
-the option --config."""
+FIXED, POSITIONAL = "fixed", "positional"
+"""How a field may be marked, as in ``Annotated[Path, POSITIONAL]``: not an option at all, or a word without a name."""
 FIRST = ("data", "model", "method", "methods", "seeds", "epochs", "lr", "batch_size", "out")
 """Options that a command's help begins with."""
-SPLIT = ("methods", "seeds", "objectives", "tune_over", "track")
+SPLIT = ("methods", "seeds", "tune_over", "track")
 """Lists whose entries have no comma in them, so that a,b is understood like a b."""
 TYPES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("TEXT", "a word")}
 """What help and errors call a value of a type."""
 KNOBS = "Settings of a method, such as --rho: `esam methods NAME` lists them. `esam recipes` lists the recipes."
-
-ConfigFile = Annotated[Path | None, CONFIG]
-"""The option --config of a command that reads its options from a file too."""
 
 
 class UsageError(ValueError):
@@ -49,13 +43,11 @@ class Option:
     default: Any
     help: str
     positional: bool = False
-    typed: str = ""
-    """The option's name on the command line, where it is not the field's."""
 
     @property
     def flag(self) -> str:
         """The option as it is typed."""
-        return f"--{(self.typed or self.name).replace('_', '-')}"
+        return f"--{self.name.replace('_', '-')}"
 
 
 def parse(command: str, options: type[Any], arguments: list[str], *, recipe: bool = False, **defaults: Any) -> Any:
@@ -74,8 +66,6 @@ def parse(command: str, options: type[Any], arguments: list[str], *, recipe: boo
     for option in listed:
         if (words := getattr(found, option.name, None)) is not None:
             values[option.name] = _convert(option, words)
-    if values.get("file") is not None:
-        values = {**_from_file(values["file"], listed), **values}
     return _built(options, defaults, values)
 
 
@@ -92,8 +82,7 @@ def options_of(cls: type[Any], defaults: Mapping[str, Any]) -> Iterator[Option]:
         if dataclasses.is_dataclass(kind):
             yield from options_of(typing.cast(type, kind), {} if default is dataclasses.MISSING else vars(default))
         else:
-            typed = CONFIG if CONFIG in marks else ""
-            yield Option(field.name, kind, default, docs.get(field.name, ""), POSITIONAL in marks, typed)
+            yield Option(field.name, kind, default, docs.get(field.name, ""), POSITIONAL in marks)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:
@@ -214,24 +203,6 @@ def _value(name: str, kind: Any, text: str) -> Any:
         raise UsageError(f"{name} takes {TYPES[kind][1]}, got {text!r}") from error
 
 
-def _from_file(path: Path, listed: Sequence[Option]) -> dict[str, Any]:
-    """Return what a file says, by the options' names; a key that is no option is refused."""
-    known = {option.name: option for option in listed if option.name not in ("file", "print_config")}
-    found = {}
-    for key, value in read_toml(path).items():
-        name = key.replace("-", "_")
-        if name not in known:
-            raise ValueError(f"{path} (--config) has a key {key!r} that is no option.{did_you_mean(name, known)}")
-        kind, several = _element(known[name].kind)
-        if isinstance(value, list) != several or isinstance(value, bool) != (kind is bool):
-            wanted = "a list" if several else "true or false" if kind is bool else TYPES.get(kind, ("", "a word"))[1]
-            raise UsageError(f"{path} (--config): {key} takes {wanted}, got {value!r}")
-        flag = known[name].flag
-        one = value if kind is bool or several else _value(flag, kind, str(value))
-        found[name] = tuple(_value(flag, kind, str(each)) for each in value) if several else one
-    return found
-
-
 def _seeds(words: Sequence[str]) -> tuple[int, ...]:
     """Read seeds: one number is how many (3: 0 1 2), several are themselves, 5..7 is a range."""
     found: list[int] = []
@@ -261,23 +232,27 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
     return found
 
 
-# what the commands share that train: a recipe to start with, settings of the methods, options from a file
+# what the commands share that train: a recipe to start with, settings of the methods
 
 
 def parse_run(
     command: str,
     options: type[Any],
     arguments: list[str],
-    start: Config,
     *,
     shape: type[Config] = Config,
-    **defaults: Any,
-) -> tuple[Any, Config]:
-    """Return a command's options and the configuration they come to, from one to start with.
+    of_recipe: Sequence[str] = (),
+    **changes: Any,
+) -> tuple[Any, Config, Comparison | None]:
+    """Return a command's options, the configuration they come to, and the recipe that they begin with, if any.
 
-    Every setting that some method of the registry has is an option too, such as --rho; a file that --config names is
-    read first. ``shape`` is the configuration as the command has it, with what it cannot use marked as fixed.
+    Every setting that some method of the registry has is an option too, such as --rho. ``shape`` is the configuration
+    as the command has it, with what it cannot use marked as fixed; ``of_recipe`` are further options that a recipe has
+    values for, and ``changes`` go before its configuration. Without a recipe, the length suits the data.
     """
+    recipe = _take_recipe(arguments)
+    start = dataclasses.replace(recipe.config if recipe else Config(), **changes)
+    defaults = {name: getattr(recipe, name) for name in of_recipe} if recipe else {}
     begun = shape(**{**vars(start), "settings": {}})
     if {"-h", "--help"} & {*arguments}:  # without torch, which the methods need
         parse(command, options, arguments, recipe=True, config=begun, **defaults)
@@ -291,32 +266,27 @@ def parse_run(
     extended.__doc__, extended.__module__ = options.__doc__, options.__module__
     parsed = parse(command, extended, arguments, recipe=True, config=begun, **defaults)
     asked = {name: getattr(parsed, name) for name in knobs if getattr(parsed, name) is not None}
-    return parsed, Config(**{**vars(parsed.config), "settings": {**start.settings, **asked}})
+    config = Config(**{**vars(parsed.config), "settings": {**start.settings, **asked}})
+    return parsed, config if recipe else _suited_length(config, arguments), recipe
 
 
-def config_names(shape: type[Config]) -> list[str]:
-    """Return the fields of a configuration that a command line can set."""
-    return [option.name for option in options_of(shape, {})]
+def _suited_length(config: Config, arguments: list[str]) -> Config:
+    """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
+    if config.budget is not None:
+        return config
+    from esam.train.build import configured_task
+    from esam.train.config import suited
+    from esam.train.samples import sample_count
+
+    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
+    try:
+        samples = sample_count(configured_task(config).train)
+    except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
+        return config
+    return suited(config, samples, epochs="--epochs" not in words, batch_size="--batch-size" not in words)
 
 
-def config_text(command: str, config: Config, shape: type[Config], more: Mapping[str, Any]) -> str:
-    """Return everything that takes effect as a file that --config reads.
-
-    Defaults of the method's own are remarks in it: as entries, they would be refused by another method.
-    """
-    entries = {name: getattr(config, name) for name in config_names(shape)} | dict(config.settings) | dict(more)
-    plain = {name: str(value) if isinstance(value, Path) else value for name, value in entries.items()}
-    filled = {name: value for name, value in plain.items() if value is not None and value != ()}
-    lines = [f"# esam {command} --config FILE; what is typed beside it wins", *toml_lines(filled)]
-    if shape is Config:
-        from esam.train.config import effective_settings
-
-        defaults = {name: value for name, value in effective_settings(config).items() if name not in config.settings}
-        lines += [f"# {line}  # {config.method}'s own default" for line in toml_lines(defaults)]
-    return "\n".join(lines)
-
-
-def take_recipe(arguments: list[str]) -> Comparison | None:
+def _take_recipe(arguments: list[str]) -> Comparison | None:
     """Take a recipe's name off the front of the arguments."""
     if not arguments or arguments[0].startswith("-"):
         return None

@@ -22,7 +22,7 @@ def report(arguments: list[str]) -> None:
     """``esam report``: records to a page."""
     options = parse("report", ReportOptions, arguments)
     from esam.files import check_writable
-    from esam.report import write_report
+    from esam.report.page import write_report
 
     if options.out is not None:
         check_writable(options.out)

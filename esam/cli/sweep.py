@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
@@ -10,8 +11,7 @@ from esam.runs.plan import SEED, PlannedRun
 from esam.runs.ray import ClusterOptions
 from esam.train.config import Config
 
-from .parsing import parse_run, take_recipe
-from .train import suited_length
+from .parsing import parse_run
 
 
 @dataclass(frozen=True)
@@ -20,18 +20,17 @@ class SweepOptions:
 
     config: Config
     search: tuple[str, ...] = ()
-    """What to search, as in lr=0.01..1:log rho=0.05,0.1 method=sam,esam; without a word and with --sampler grid, the
-    grid of the paper's appendix."""
+    """What to search, as in lr=0.01..1:log rho=0.05,0.1 method=sam,esam."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
     """How the next trial is chosen."""
     trials: int = 20
     """Trials in all, whoever does them; a grid has as many as it has points."""
-    objectives: tuple[str, ...] = ("accuracy",)
-    """One, or several for a front: accuracy, loss, seconds, cost (passes, counted), sharpness."""
+    objective: Literal["accuracy", "loss"] = "accuracy"
+    """What trials are judged by, on held-out training data."""
     prune: bool = False
     """End a trial that is worse than the median of the earlier ones at the same epoch."""
     out: Path = Path("runs/sweep")
-    """Folder of the runs, of the database unless --storage names another, and of report.html."""
+    """Folder of the runs, and of the database unless --storage names another."""
     storage: str = ""
     """Database of the search: sqlite:///FILE, or postgresql://USER@HOST/NAME. On many machines, the same command with
     the same database is a worker of the same search."""
@@ -41,32 +40,25 @@ class SweepOptions:
 
 
 def sweep(arguments: list[str]) -> None:
-    """``esam sweep``: trials until all have ended, a table and a page."""
-    recipe = take_recipe(arguments)
-    start = recipe.config if recipe else Config()
-    options, config = parse_run("sweep", SweepOptions, [*arguments], replace(start, seed=SEED))
-    if recipe is None:
-        config = suited_length(config, arguments)
+    """``esam sweep``: trials until all have ended, and a table."""
+    options, config, recipe = parse_run("sweep", SweepOptions, arguments, seed=SEED)
     try:
-        from esam.runs.sweep import PAPER_GRID, Search, Sweep, shown, trials_sheet, write_search
+        from esam.runs.sweep import Search, Sweep, shown, trials_sheet
     except ModuleNotFoundError as error:
         raise ImportError(f"esam sweep needs {error.name}; run: pip install torch-esam[sweep]") from error
     from esam.report.sheets import as_text
     from esam.runs.preflight import check
 
-    described = {name: getattr(options, name) for name in ("sampler", "trials", "objectives", "prune")}
-    words = options.search or (PAPER_GRID if options.sampler == "grid" else ())
+    described = {name: getattr(options, name) for name in ("sampler", "trials", "objective", "prune")}
     settings = recipe.settings if recipe else {}
-    search = Search(replace(config, validation=True), tuple(words), settings=settings, **described)
-    check([PlannedRun(search.with_choice({}), options.out / "first")], options.out)
+    search = Search(replace(config, validation=True), options.search, settings=settings, **described)
+    check([PlannedRun(search.with_choice({}), options.out / "first")], options.out, report=False)
     shared = Sweep(search, options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}")
 
-    def tell(line: str) -> None:
-        print(line, flush=True)
-
+    tell = functools.partial(print, flush=True)
     tell(f"{shared.study.study_name} in {shown(shared.url)}; the same command elsewhere takes part in it")
     with options.cluster.executor(options.jobs, reuse=True) as executor:
         shared.work(options.out, executor, jobs=options.jobs, tell=tell)
-    if not shared.done():
+    if not shared.best_first():
         raise RuntimeError(f"no trial came to its end; see above, and the log.txt of the runs in {options.out}")
-    tell(f"\n{as_text(trials_sheet(shared))}\n\nreport: {write_search(shared, options.out)}")
+    tell(f"\n{as_text(trials_sheet(shared))}")

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from esam.train.config import Config
 
-from .parsing import ConfigFile, config_text, parse_run, take_recipe
+from .parsing import parse_run
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from esam.runs.plan import Comparison
     from esam.train.record import RunRecord
 
@@ -22,10 +24,6 @@ class TrainOptions:
     config: Config
     out: Path = Path("runs/train")
     """Folder of the record and the checkpoints."""
-    file: ConfigFile = None
-    """Options from a TOML file, as --print-config writes it; what is typed wins."""
-    print_config: bool = False
-    """Print every option as it takes effect, as such a file, and train nothing."""
     quiet: bool = False
     """Print the result alone."""
     track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
@@ -34,29 +32,21 @@ class TrainOptions:
 
 def train(arguments: list[str]) -> None:
     """``esam train``: one run."""
-    recipe = take_recipe(arguments)
-    options, config = parse_run("train", TrainOptions, [*arguments], recipe.config if recipe else Config())
-    config = suited_length(config, arguments) if recipe is None else _of_recipe(recipe, config)
-    if options.print_config:
-        print(config_text("train", config, Config, {"out": options.out, "track": options.track}))
-        return
+    options, config, recipe = parse_run("train", TrainOptions, arguments)
+    config = _of_recipe(recipe, config) if recipe else config
     from rich.console import Console
 
-    from esam.extras import require
-    from esam.files import check_folder
+    from esam.runs.live import print_line
     from esam.runs.plan import PlannedRun
-    from esam.runs.preflight import check, check_folder_outside_data
+    from esam.runs.preflight import check
     from esam.train.distributed import Ranks
     from esam.train.trackers import find_tracker
 
-    require("safetensors", purpose="keeping the weights")
-    check_folder(options.out)
-    check_folder_outside_data(options.out, config)
-    check([PlannedRun(config, options.out)])
+    check([PlannedRun(config, options.out)], options.out, report=False)
     first = Ranks.current().first  # on several ranks this one alone tells, and writes
     trackers = [find_tracker(name, options.out, config) for name in options.track] if first else []
     try:
-        record = _trained(config, options, trackers, Console(), quiet=options.quiet or not first)
+        record = _trained(config, options, trackers, Console(quiet=options.quiet or not first))
     finally:
         for tracker in trackers:
             tracker.end()
@@ -67,17 +57,16 @@ def train(arguments: list[str]) -> None:
     told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
     if last is None and record.end["test_loss"] is not None:  # the targets are no classes
         told = f"test loss {record.end['test_loss']:.4g}"
-    Console().print(f"{record.name}: {told}, record in {options.out}", highlight=False, markup=False, soft_wrap=True)
+    print_line(Console(), f"{record.name}: {told}, record in {options.out}")
 
 
-def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Any, *, quiet: bool) -> RunRecord:
+def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Console) -> RunRecord:
+    from esam.runs.live import shown
     from esam.train.build import Parts, build_parts, title
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
     from esam.train.trackers import StepValues
-
-    from .progress import shown
 
     steps: list[StepValues] = []
 
@@ -87,7 +76,7 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             steps.append(StepValues(made.optimizer))
         return made
 
-    with shown(config, title(config), console, quiet=quiet) as view:
+    with shown(config, title(config), console) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)
@@ -102,22 +91,6 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
             raise
-
-
-def suited_length(config: Config, arguments: list[str]) -> Config:
-    """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
-    words = {word.partition("=")[0].replace("_", "-") for word in arguments}
-    if "--config" in words or config.budget is not None:
-        return config
-    from esam.train.build import configured_task
-    from esam.train.config import suited
-    from esam.train.samples import sample_count
-
-    try:
-        samples = sample_count(configured_task(config).train)
-    except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
-        return config
-    return suited(config, samples, epochs="--epochs" not in words, batch_size="--batch-size" not in words)
 
 
 def _of_recipe(recipe: Comparison, asked: Config) -> Config:

@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from esam.files import write_atomically
 from esam.report import settings
 from esam.report.charts import Chart, Drawn, charts
-from esam.report.command import commands_for
 from esam.report.results import details_sheet, results_sheet, searches, tried_sheet
 from esam.report.sheets import Sheet
 from esam.report.summaries import MethodSummary, summarise
@@ -47,7 +46,6 @@ class Section:
     """Tables that open on a click."""
     left_out: Sequence[str] = ()
     charts: Sequence[Chart] = ()
-    commands: Sequence[str] = ()
 
 
 def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
@@ -158,7 +156,6 @@ def _section(title: str, methods: Sequence[MethodSummary], named: Mapping[str, M
         folded=[details_sheet(methods, "More figures"), tried],
         left_out=[item for one in methods for item in one.group.left_out()],
         charts=charts(drawn),
-        commands=commands_for([one.group for one in methods]),
     )
 
 

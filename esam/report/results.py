@@ -10,7 +10,7 @@ from typing import Any
 from esam.report.measured import ABSENT, Measured, duration, memory, percent, written
 from esam.report.settings import readable, recorded_settings, shown
 from esam.report.sheets import Form, Sheet, as_text, formatted
-from esam.report.summaries import BITS, MethodSummary
+from esam.report.summaries import BITS, COST, QUALITY, MethodSummary
 from esam.report.verdict import advice, verdict
 
 Search = Mapping[str, Any]
@@ -102,22 +102,28 @@ def answer_text(methods: Sequence[MethodSummary], title: str = "", width: int | 
 
 
 def results_text(conditions: Mapping[str, Sequence[MethodSummary]], form: Form) -> str:
-    """Return the results of every condition: as JSON with mean, deviation and count of each figure, or as tables."""
+    """Return the results of every condition: as JSON with mean and deviation of each figure, or as tables."""
     if form == "json":
-        every = [_figures(title, one) for title, methods in conditions.items() for one in methods]
-        return json.dumps(every, indent=1, ensure_ascii=False)
+        return json.dumps(figures(conditions), indent=1, ensure_ascii=False)
     return formatted([results_sheet(methods, title) for title, methods in conditions.items()], form)
 
 
-def _figures(condition: str, one: MethodSummary) -> dict[str, Any]:
-    values = {field.name: getattr(one, field.name) for field in dataclasses.fields(one)}
-    measured = {name: dataclasses.asdict(value) for name, value in values.items() if isinstance(value, Measured)}
-    first = {"condition": condition, "method": one.group.method, "name": one.name}
-    seeds = [run.seed for run in one.group.finished]
-    drops = {f"drop_at_{bits}_bits": dataclasses.asdict(drop) for bits, drop in one.drops.items()}
-    gain = None if one.gain is None else dataclasses.asdict(one.gain)
-    ratios = {"gain_in_points": gain, "time_ratio": one.time_ratio, "counted_ratio": one.counted_ratio}
-    return {**first, "seeds": seeds, **measured, **drops, **ratios}
+def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str, Any]]:
+    """Return a dict for each method: its names, its seeds, and mean and standard deviation of each figure.
+
+    A deviation is None with fewer than two seeds, a figure None where the runs have none.
+    """
+    rows = []
+    for condition, methods in conditions.items():
+        for one in methods:
+            row = {"condition": condition, "method": one.group.method, "name": one.name, "diverged": one.diverged}
+            row |= {"seeds": [run.seed for run in one.group.finished], "time_ratio": one.time_ratio}
+            row |= {"counted_ratio": one.counted_ratio, "gain": one.gain and dataclasses.asdict(one.gain)}
+            measured = {"test_accuracy": one.accuracy, **{name: getattr(one, name) for name in QUALITY + COST}}
+            for name, value in measured.items():
+                row[name], row[f"{name}_std"] = (None, None) if value is None else (value.mean, value.std)
+            rows.append(row)
+    return rows
 
 
 def searches(methods: Sequence[MethodSummary]) -> dict[str, Search]:

@@ -68,11 +68,19 @@ class MethodSummary:
         return self.base is not None and self.base.group is self.group
 
     @property
+    def score(self) -> Measured | None:
+        """What methods are ranked by, higher being better: per cent of test accuracy, else minus the test loss."""
+        return self.accuracy.times(100) if self.accuracy is not None else self.test_loss and self.test_loss.times(-1)
+
+    @property
+    def lead(self) -> Difference | None:
+        """How far the score is above the base's, with a 95 % interval; None with a single seed."""
+        return None if self.base is None or self.is_base else difference(self.score, self.base.score)
+
+    @property
     def gain(self) -> Difference | None:
-        """Percentage points of accuracy over the base, with a 95 % interval; None with a single seed."""
-        if self.base is None or self.is_base or self.accuracy is None or self.base.accuracy is None:
-            return None
-        return difference(self.accuracy.times(100), self.base.accuracy.times(100))
+        """The lead in percentage points of accuracy; None where the targets are not classes."""
+        return None if self.accuracy is None else self.lead
 
     @property
     def time(self) -> Measured | None:

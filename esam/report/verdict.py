@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from esam.optim import METHODS
-from esam.report.measured import Measured, difference
+from esam.report.measured import ABSENT, Measured, difference
 from esam.report.summaries import MethodSummary
 
 BEHIND = 1.0
@@ -20,8 +20,6 @@ SLOW = 1.3
 ENOUGH_STEPS = 2_000
 """With fewer, most nets have not fitted their data."""
 SMALL_BATCH = 32
-FEW_SAMPLES = 8
-"""A part of a batch that is smaller says little of the batch's gradient."""
 
 
 @dataclass(frozen=True)
@@ -54,21 +52,18 @@ class Advice:
 def verdict(methods: Sequence[MethodSummary]) -> Verdict:
     """Say who won under one condition, by how much and at what price; or that it cannot be told."""
     lost = [_lost(one) for one in methods if one.diverged]
-    by_accuracy = any(one.accuracy is not None for one in methods)
-    scores = {one.name: score for one in methods if (score := _score(one, by_accuracy)) is not None}
-    scored = sorted((one for one in methods if one.name in scores), key=lambda one: -scores[one.name].mean)
+    scores = [(one.score.mean, one) for one in methods if one.score is not None]
+    scored = [one for _, one in sorted(scores, key=lambda pair: -pair[0])]
     if not scored:
         return Verdict(" ".join(lost) or "No run has finished yet.")
-    said, best = _sentence(scored, scores, by_accuracy)
-    return Verdict(" ".join([said, *lost]), best, tuple(_tiles(methods, scored, by_accuracy)))
+    said, best = _sentence(scored)
+    return Verdict(" ".join([said, *lost]), best, tuple(_tiles(methods, scored)))
 
 
-def _sentence(
-    scored: Sequence[MethodSummary], scores: Mapping[str, Measured], by_accuracy: bool
-) -> tuple[str, tuple[str, ...]]:
+def _sentence(scored: Sequence[MethodSummary]) -> tuple[str, tuple[str, ...]]:
     """Return the answer, and the methods than which none is clearly better; ``scored`` has the best first."""
     best, base = scored[0], next((one for one in scored if one.is_base), None)
-    reached = {one.name: _reached(one, by_accuracy) for one in scored}
+    by_accuracy, reached = best.accuracy is not None, {one.name: _reached(one) for one in scored}
     seeds = sorted({one.n for one in scored})
     over = f"{' to '.join(map(str, [seeds[0], *seeds[1:][-1:]]))} seed{'s' * (seeds != [1])}"
     if len(scored) == 1:
@@ -80,7 +75,7 @@ def _sentence(
         rest = ", ".join(f"{one.name} has {reached[one.name]}" for one in others if one is not None)
         first = f"the {'highest' if by_accuracy else 'lowest'} is {best.name} with {reached[best.name]}"
         return f"Which method is better cannot be told from one seed: {first}, {rest}{_test_error(best)}.", ()
-    gaps = {one.name: difference(scores[best.name], scores[one.name]) for one in scored[1:]}
+    gaps = {one.name: difference(best.score, one.score) for one in scored[1:]}
     level = [one for one in scored[1:] if (each := gaps[one.name]) is None or not each.clear]
     names = (best.name, *(one.name for one in level))
     gap = None if base is None else gaps.get(base.name)
@@ -104,18 +99,9 @@ def _lost(one: MethodSummary) -> str:
     return f"{one.name} diverged with {one.diverged} of {one.n + one.diverged} seeds."
 
 
-def _score(one: MethodSummary, by_accuracy: bool) -> Measured | None:
-    """Return what methods are ranked by, higher being better: points of test accuracy, else the test loss."""
-    if by_accuracy:
-        return one.accuracy and one.accuracy.times(100)
-    return one.test_loss and Measured(-one.test_loss.mean, one.test_loss.std, one.test_loss.n)
-
-
-def _reached(one: MethodSummary, by_accuracy: bool) -> str:
-    if not by_accuracy:
-        assert one.test_loss is not None
-        return f"a test loss of {one.test_loss.format()}"
-    assert one.accuracy is not None
+def _reached(one: MethodSummary) -> str:
+    if one.accuracy is None:
+        return f"a test loss of {one.test_loss.format() if one.test_loss else ABSENT}"
     mean, std = 100 * one.accuracy.mean, one.accuracy.std
     decimals = 2 if std is not None and std < 0.0005 else 1  # "± 0.0" would look exact
     return f"{mean:.{decimals}f} %" + ("" if std is None else f" ± {100 * std:.{decimals}f}")
@@ -171,13 +157,15 @@ def _all_at_chance(methods: Sequence[MethodSummary]) -> str | None:
     )
 
 
-def _tiles(methods: Sequence[MethodSummary], scored: Sequence[MethodSummary], by_accuracy: bool) -> list[Tile]:
+def _tiles(methods: Sequence[MethodSummary], scored: Sequence[MethodSummary]) -> list[Tile]:
     """Return the figures of the best method, and of the best one beside the base what it gains and costs."""
     best, base = scored[0], next((one for one in methods if one.is_base), None)
-    head = best.accuracy.times(100) if by_accuracy and best.accuracy else best.test_loss
+    head = best.score
     assert head is not None
+    by_accuracy = best.accuracy is not None
     spread = f"{best.name}, one seed" if head.std is None else f"{best.name}, ± {head.std:.2g} over {head.n} seeds"
-    found = [Tile("Highest test accuracy" if by_accuracy else "Lowest test loss", _short(head, by_accuracy), spread)]
+    value = f"{head.mean:.1f} %" if by_accuracy else Measured(-head.mean, None, 1).format()
+    found = [Tile("Highest test accuracy" if by_accuracy else "Lowest test loss", value, spread)]
     other = next((one for one in scored if one is not base), None)
     if base is not None and other is not None and by_accuracy:
         gain = other.gain
@@ -193,10 +181,6 @@ def _tiles(methods: Sequence[MethodSummary], scored: Sequence[MethodSummary], by
         low = min(fits, key=lambda name: fits[name])
         found.append(Tile("Training accuracy", f"{max(fits.values()):.3g} %", f"lowest: {low}, {fits[low]:.3g} %"))
     return found
-
-
-def _short(measured: Measured, by_accuracy: bool) -> str:
-    return f"{measured.mean:.1f} %" if by_accuracy else Measured(measured.mean, None, 1).format()
 
 
 def advice(methods: Sequence[MethodSummary]) -> list[Advice]:
@@ -217,13 +201,11 @@ def advice(methods: Sequence[MethodSummary]) -> list[Advice]:
 
 
 def _is_behind(one: MethodSummary) -> bool:
-    base = one.base
-    if base is None:
+    lead, base = one.lead, one.base
+    if lead is None or base is None or not lead.clear:
         return False
-    if one.accuracy is not None and base.accuracy is not None:
-        return one.gain is not None and one.gain.clear and one.gain.value < -BEHIND
-    gap = difference(one.test_loss, base.test_loss)
-    return bool(gap and gap.clear and base.test_loss and gap.value > (BEHIND_LOSS - 1) * abs(base.test_loss.mean))
+    loss = 0.0 if base.test_loss is None else abs(base.test_loss.mean)
+    return lead.value < -(BEHIND if one.accuracy is not None else (BEHIND_LOSS - 1) * loss)
 
 
 def _diverged(one: MethodSummary) -> Advice:
@@ -255,9 +237,8 @@ def _underfits(several: Sequence[MethodSummary], fitted_base: MethodSummary | No
     if fitted_base is not None:
         line = f"{line}; {fitted_base.name} has"
         ways += _nearer_the_base(several[0])
-    why = "".join(filter(None, map(_out_of_range, several)))
     return Advice(
-        "under-fits", tuple(one.name for one in several), f"{line}.{why} Try {', '.join(ways[:-1])} or {ways[-1]}."
+        "under-fits", tuple(one.name for one in several), f"{line}. Try {', '.join(ways[:-1])} or {ways[-1]}."
     )
 
 
@@ -271,11 +252,10 @@ def _behind(several: Sequence[MethodSummary]) -> Advice:
         elif one.test_loss is not None and base.test_loss is not None:
             names.append(f"{one.name} ({one.test_loss.mean / base.test_loss.mean:.3g} times its test loss)")
     fits = " though fitted" if any(one.train_accuracy is not None for one in several) else ""
-    why = "".join(filter(None, map(_out_of_range, several)))
     ways = list(dict.fromkeys(way for one in several for way in _nearer_the_base(one)))
     tuned = any(run.config.get("tuned") for one in several for run in one.group.runs)
     ways.append("another method" if tuned else "--tune 4, which searches rho on held-out training data")
-    line = f"Behind {base.name}{fits}: {_listed(names)}.{why} Try {' or '.join(ways)}."
+    line = f"Behind {base.name}{fits}: {_listed(names)}. Try {' or '.join(ways)}."
     return Advice("behind", tuple(one.name for one in several), line)
 
 
@@ -297,22 +277,6 @@ def _slow(several: Sequence[MethodSummary], methods: Sequence[MethodSummary]) ->
         f"a pass costs its calls, however few its samples. Use larger batches, or {instead.name}{took}."
     )
     return Advice("slow", tuple(one.name for one in several), line)
-
-
-def _out_of_range(one: MethodSummary) -> str | None:
-    """Say in a sentence that a method is used outside the range that it is made for."""
-    run, settings = one.group.runs[0], one.effective()
-    if run.config.get("label_noise") and settings.get("ranking") == "exact" and settings.get("gamma", 1) < 1:
-        return f" Where labels are wrong, {one.name} trains on those first."
-    share, size = settings.get("share"), run.config.get("batch_size")
-    if share and size and share * size < FEW_SAMPLES:
-        return f" {one.name} corrects by {max(1, round(share * size))} samples of each batch; a larger one gives more."
-    search = run.config.get("tuned") or {}
-    tried = sorted({trial["rho"] for trial in search.get("trials", []) if "rho" in trial})
-    if len(tried) > 1 and search["chosen"].get("rho") in (tried[0], tried[-1]):
-        end = "smallest" if search["chosen"]["rho"] == tried[0] else "largest"
-        return f" The rho of {one.name} is the {end} that was tried."
-    return None
 
 
 def _nearer_the_base(one: MethodSummary) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,26 +15,24 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 
 from esam.analysis import ModelObjective, sharpness
-from esam.report import MethodSummary, answer_text, summarise, write_report
-from esam.report.results import tried_sheet
-from esam.report.sheets import as_text
-from esam.report.summaries import QUALITY
-from esam.train.batches import Batches, SeededLoader
-from esam.train.build import EVALUATION_BATCH, Parts, build_parts, check_choices
+from esam.report.page import write_report
+from esam.report.results import answer_text, figures
+from esam.report.summaries import summarise
+from esam.train.batches import SeededLoader
+from esam.train.build import Parts, batches_of, build_parts, check_choices
 from esam.train.config import Config, suited
 from esam.train.distributed import Ranks
 from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
 from esam.train.loaded_run import IMAGES, MEASURES, RHO, training_sharpness
 from esam.train.record import RunRecord
-from esam.train.runner import Measure, run
+from esam.train.runner import run
 from esam.train.samples import Batch, Inputs, InputsAdapter, on_device, sample_count
 from esam.train.task import Facts, Task, data_facts, held_out_task
 
 from .live import epoch_words
 from .plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
-from .preflight import UNSEEDED, class_count_of, faults_of_data, faults_of_fit, same_weights, warn_of_untested_classes
-from .tuning import tune as search
-from .tuning import write_search
+from .preflight import faults_of_data, faults_of_model
+from .tuning import tuned_runs
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
 Samples = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
@@ -51,25 +48,8 @@ class Compared:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """One dict for each method: name, number of seeds, and mean and spread (standard deviation) of each figure.
-
-        A spread is None with fewer than two seeds, a figure None where the runs have none.
-        """
-        return [_row(one) for methods in summarise(self.records).values() for one in methods]
-
-    @property
-    def means(self) -> dict[str, float | None]:
-        """The mean test accuracy of each method, or its test loss where the targets are not classes."""
-        return self._headline()
-
-    @property
-    def spreads(self) -> dict[str, float | None]:
-        """The standard deviation over seeds of what ``means`` gives."""
-        return self._headline("_std")
-
-    def _headline(self, suffix: str = "") -> dict[str, float | None]:
-        named = [("test_loss" if row["test_accuracy"] is None else "test_accuracy", row) for row in self.rows]
-        return {row["method"]: row[f"{name}{suffix}"] for name, row in named}
+        """One dict for each method: its names, its seeds, and mean and standard deviation of each figure."""
+        return figures(summarise(self.records))
 
     def dataframe(self) -> Any:
         """Return ``rows`` as a pandas DataFrame, indexed by method; needs pandas."""
@@ -156,12 +136,22 @@ def compare(
 
     Under torchrun, in a process group of your own, call it on every rank.
     """
-    _check_arguments(train, optimizer, batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay)
     if not tune and (validation is not None or tuple(tune_over) != ("rho",)):
         raise ValueError("tune_over and validation are for a search, and there is none; add tune=4")
-    over = tuple(tune_over) if tune else ()
-    given = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-    problem = UserProblem(build_model, train, test, loss, metric, optimizer, classes, validation, over)
+    chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    for key in ("lr", "momentum", "weight_decay"):
+        if key in chosen and not isinstance(optimizer, str):
+            raise ValueError(f"{key} is the optimizer's own: set it in the function that makes it")
+    if isinstance(train, DataLoader):
+        if batch_size is not None:
+            raise ValueError("batch_size is the DataLoader's own: set it there")
+        chosen |= {} if train.batch_size is None else {"batch_size": train.batch_size}
+    data = {False: _Data.of(train, test, loss, classes)}
+    if tune:
+        data[True] = data[False].held_out() if validation is None else _Data.of(train, validation, loss, classes)
+    searched = [key for key in tune_over if key in ("lr", "weight_decay")] if tune else []
+    problem = _Problem(build_model, optimizer, metric, data, searched)
     config = Config(
         data=name,
         evaluate_every=evaluate_every,
@@ -174,14 +164,17 @@ def compare(
         workers=workers,
         compile=compile,
         notes=tuple(notes),
-        **{key: value for key, value in given.items() if value is not None},  # type: ignore[arg-type]
+        **problem.described(),
+        **chosen,  # type: ignore[arg-type]
     )
-    config = problem.configured(config)
+    if isinstance(optimizer, str):
+        check_choices(config)
     if budget is None:
-        own_batches = batch_size is not None or isinstance(train, DataLoader)
-        config = suited(config, problem.samples, epochs=epochs is None, batch_size=not own_batches)
+        fixed = batch_size is not None or isinstance(train, DataLoader)
+        config = suited(config, sample_count(data[False].task.train), epochs=epochs is None, batch_size=not fixed)
     config.check()
-    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {})
+    searching: dict[str, Any] = {"tune": tune, "tune_over": tuple(tune_over)}
+    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, **searching)
     for fault in problem.faults(config):
         raise ValueError(fault)
 
@@ -191,7 +184,7 @@ def compare(
                 planned.config,
                 planned.folder,
                 parts=problem.parts,
-                measures={} if planned.config.validation else problem.measures,
+                measures={} if planned.config.validation else data[False].measures,
                 watch=None if tell is None else _teller(tell, planned),
                 keep_weights=not planned.config.validation,
             )
@@ -200,157 +193,127 @@ def compare(
 
     ranks = Ranks.current()
     plan(comparison, out)  # refuses before the search what could not be compared after it
-    if tune:
-        beside = Path(out).with_name(f"{Path(out).name}-tuning")
-        comparison = search(comparison, beside, tune, launch, tune_over)
-        if tell is not None and ranks.first:
-            tell(as_text(tried_sheet(comparison.tuned)))
-    runs = plan(comparison, out)
-    if ranks.first:
-        write_search(runs)
-    records = launch(runs)
+    records = launch(tuned_runs(comparison, out, launch, tell))
     return Compared(tuple(records), ranks.from_first(write_report(out) if ranks.first else Path(out)))
 
 
-class _Split(NamedTuple):
-    train: Samples
-    test: Samples
+class _Data(NamedTuple):
+    """What is trained and tested on: a task, and the loaders that were given for its parts."""
+
     task: Task
     facts: Facts
+    train_loader: DataLoader[Any] | None = None
+    test_loader: DataLoader[Any] | None = None
 
-
-class UserProblem:
-    """A user's model, data, loss and optimizer, made into the parts of runs."""
-
-    def __init__(
-        self,
-        build_model: Callable[[], nn.Module],
-        train: Samples,
-        test: Samples,
-        loss: Loss,
-        metric: Metric | None,
-        optimizer: OptimizerFactory | str,
-        classes: Sequence[str] | None,
-        validation: Samples | None = None,
-        tune_over: Sequence[str] = (),
-    ) -> None:
-        if isinstance(build_model, nn.Module):
-            raise ValueError("build_model must be a function that builds a model, got a model; write lambda: ...")
-        for word, given in (("build_model", build_model), ("loss", loss)):
-            if not callable(given):
-                raise ValueError(f"{word} must be a function, got {type(given).__name__}")
-        self._build, self._loss, self._metric, self._optimizer = build_model, loss, metric, optimizer
-        self._classes = None if classes is None else tuple(classes)
-        self._splits = {False: self._split(train, test)}
-        self._searched = [name for name in tune_over if name in ("lr", "weight_decay")]
-        if tune_over:
-            self._splits[True] = self._held_out(train) if validation is None else self._split(train, validation)
-
-    def configured(self, config: Config) -> Config:
-        """Return the configuration with the model and the optimizer described by their names and settings."""
-        model, batch = self._model(0), getattr(self._splits[False].train, "batch_size", None)
-        module, function = (getattr(self._build, name, "own") for name in ("__module__", "__qualname__"))
-        described: dict[str, Any] = {"model": f"{module}:{function}"}
-        if batch is not None:
-            described["batch_size"] = batch
-        if isinstance(self._optimizer, str):
-            config = dataclasses.replace(config, optimizer=self._optimizer, **described)  # type: ignore[arg-type]
-            check_choices(config)
-            return config
-        base = self._optimizer(model.parameters())
-        if not isinstance(base, Optimizer):
-            raise ValueError(f"optimizer must return a torch optimizer, got {type(base).__name__}")
-        started = {name: float(base.param_groups[0].get(name, 0)) for name in {"lr", *self._searched}}
-        return dataclasses.replace(config, optimizer=describe_optimizer(base), **started, **described)  # type: ignore[arg-type]
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are to train on."""
-        return sample_count(self._splits[False].task.train)
-
-    def faults(self, config: Config) -> list[str]:
-        """Return why model, loss and data do not go together."""
-        split, model = self._splits[False], self._model(0)
-        if faults := faults_of_data(split.task):
-            return faults
-        if not same_weights(model, self._model(0)):
-            return [UNSEEDED]
-        warn_of_untested_classes(split.facts)
-        classes = class_count_of(split.facts) if self._loss is per_sample_cross_entropy else None
-        train, _ = self._batches(split.train, config, torch.device("cpu"))
-        return faults_of_fit(model, next(iter(train.epoch(1))), self._loss, classes)
-
-    def parts(self, config: Config) -> Parts:
-        """Return the parts of one run."""
-        split, model = self._splits[config.validation], self._model(config.seed)
-
-        def batches(task: Task, device: torch.device) -> tuple[Any, Iterable[Batch], Iterable[Batch]]:
-            train, ordered = self._batches(split.train, config, device)
-            return train, self._batches(split.test, config, device)[1], ordered
-
-        return build_parts(
-            config,
-            split.task,
-            facts={**split.facts, "model": _shape_of(model)},
-            model=model,
-            base=lambda placed: self._base(config, placed),
-            metric=self._metric,
-            batches=batches,
-        )
-
-    @property
-    def measures(self) -> Mapping[str, Measure]:
-        """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
-        split = self._splits[False]
-        picked = not isinstance(split.train, DataLoader) and not isinstance(split.test, DataLoader)
-        return MEASURES if picked else {"sharpness": self._sharpness}
-
-    def _sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
-        if not isinstance(self._splits[False].train, DataLoader):
-            return training_sharpness(model, task, device)
-        _, ordered = self._batches(self._splits[False].train, Config(), device)
-        objective = ModelObjective(InputsAdapter(model), _some(ordered, IMAGES, device), self._loss)
-        return sharpness(objective, objective.parameters, rho=RHO)
-
-    def _split(self, train: Samples, test: Samples) -> _Split:
+    @classmethod
+    def of(cls, train: Samples, test: Samples, loss: Loss, classes: Sequence[str] | None) -> _Data:
+        if not callable(loss):
+            raise ValueError(f"loss must be a function, got {type(loss).__name__}")
+        loaders = [given if isinstance(given, DataLoader) else None for given in (train, test)]
         parts = [given.dataset if isinstance(given, DataLoader) else given for given in (train, test)]
-        task = Task(parts[0], parts[1], self._loss, self._classes)
-        return _Split(train, test, task, data_facts(task))
+        task = Task(parts[0], parts[1], loss, None if classes is None else tuple(classes))
+        return cls(task, data_facts(task), *loaders)
 
-    def _held_out(self, train: Samples) -> _Split:
-        if isinstance(train, DataLoader):
+    def held_out(self) -> _Data:
+        if self.train_loader is not None:
             raise ValueError(
                 "tune evaluates on samples that are not trained on, and a DataLoader cannot be divided; give such "
                 "samples as validation=, or pass its Dataset instead of the loader"
             )
-        task = held_out_task(self._splits[False].task)
-        return _Split(task.train, task.test, task, data_facts(task))
+        task = held_out_task(self.task)
+        return _Data(task, data_facts(task))
 
-    def _base(self, config: Config, model: nn.Module) -> Optimizer | None:
-        """Return the user's own optimizer, with what a search has changed in all its groups by the same factor."""
-        if isinstance(self._optimizer, str):
-            return None
-        base = self._optimizer(model.parameters())
-        for name in self._searched:
-            factor = getattr(config, name) / base.param_groups[0][name]
-            for group in base.param_groups:
-                group[name] *= factor
-        return base
+    def batches(self, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch], Iterable[Batch]]:
+        """Return the training batches, the test samples and the training samples once; a loader reads its own."""
+        train: Any
+        test: Iterable[Batch]
+        ordered: Iterable[Batch]
+        train, test, ordered = batches_of(config, self.task, device, torch.contiguous_format)
+        if self.train_loader is not None:
+            train = ordered = SeededLoader(self.train_loader, seed=config.seed)
+        if self.test_loader is not None:
+            test = SeededLoader(self.test_loader, seed=config.seed)
+        return train, test, ordered
 
-    def _model(self, seed: int) -> nn.Module:
+    @property
+    def measures(self) -> Mapping[str, Any]:
+        """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
+        if self.train_loader is None and self.test_loader is None:
+            return MEASURES
+        return {"sharpness": training_sharpness if self.train_loader is None else self._loader_sharpness}
+
+    def _loader_sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
+        batches = _some(self.batches(Config(), device)[2], IMAGES, device)
+        objective = ModelObjective(InputsAdapter(model), batches, task.loss)
+        return sharpness(objective, objective.parameters, rho=RHO)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """A user's model, optimizer and data, made into the parts of runs."""
+
+    build: Callable[[], nn.Module]
+    optimizer: OptimizerFactory | str
+    metric: Metric | None
+    data: Mapping[bool, _Data]
+    """By whether held-out training samples take the place of the test samples."""
+    searched: Sequence[str]
+    """What a search changes in all groups of the user's optimizer."""
+
+    def described(self) -> dict[str, Any]:
+        """Return the names of the model and the optimizer, and the settings that the latter begins with."""
+        if isinstance(self.build, nn.Module) or not callable(self.build):
+            got = "a model" if isinstance(self.build, nn.Module) else type(self.build).__name__
+            raise ValueError(f"build_model must be a function that builds a model, got {got}; write lambda: ...")
+        module, function = (getattr(self.build, name, "own") for name in ("__module__", "__qualname__"))
+        model = {"model": f"{module}:{function}"}
+        if isinstance(self.optimizer, str):
+            return {**model, "optimizer": self.optimizer}
+        base = self.optimizer(self.model(0).parameters())
+        if not isinstance(base, Optimizer):
+            raise ValueError(f"optimizer must return a torch optimizer, got {type(base).__name__}")
+        begun = {name: float(base.param_groups[0].get(name, 0)) for name in {"lr", *self.searched}}
+        return {**model, "optimizer": describe_optimizer(base), **begun}
+
+    def model(self, seed: int) -> nn.Module:
+        """Return the model with the initial weights of a seed."""
         torch.manual_seed(seed)
-        model = self._build()
+        model = self.build()
         if not isinstance(model, nn.Module):
             raise ValueError(f"build_model must return a torch.nn.Module, got {type(model).__name__}")
         return model
 
-    def _batches(self, given: Samples, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch]]:
-        """Return batches to train by, and the same samples once, to evaluate on."""
-        if isinstance(given, DataLoader):
-            seeded = SeededLoader(given, seed=config.seed)
-            return seeded, seeded
-        shuffled = Batches(given, config.batch_size, seed=config.seed, device=device, workers=config.workers)
-        return shuffled, Batches(given, EVALUATION_BATCH, device=device, workers=config.workers)
+    def faults(self, config: Config) -> list[str]:
+        """Return why model, loss and data do not go together."""
+        data = self.data[False]
+        if faults := faults_of_data(data.task, data.facts):
+            return faults
+        train, *_ = data.batches(config, torch.device("cpu"))
+        return faults_of_model(self.model(0), self.model(0), next(iter(train.epoch(1))), data.task, data.facts)
+
+    def parts(self, config: Config) -> Parts:
+        """Return the parts of one run."""
+        data, model = self.data[config.validation], self.model(config.seed)
+        return build_parts(
+            config,
+            data.task,
+            facts={**data.facts, "model": _shape_of(model)},
+            model=model,
+            base=lambda placed: self._base(config, placed),
+            metric=self.metric,
+            batches=lambda _, device: data.batches(config, device),
+        )
+
+    def _base(self, config: Config, model: nn.Module) -> Optimizer | None:
+        """Return the user's own optimizer, with what a search has changed in all its groups by the same factor."""
+        if isinstance(self.optimizer, str):
+            return None
+        base = self.optimizer(model.parameters())
+        for name in self.searched:
+            factor = getattr(config, name) / base.param_groups[0][name]
+            for group in base.param_groups:
+                group[name] *= factor
+        return base
 
 
 def describe_optimizer(base: Optimizer) -> str:
@@ -362,17 +325,6 @@ def describe_optimizer(base: Optimizer) -> str:
         values = {"lr": group["lr"], **changed}
         groups.append(", ".join(f"{name}={value}" for name, value in values.items() if name != "params"))
     return f"{type(base).__name__}({'; '.join(groups)})"
-
-
-def _check_arguments(
-    train: Samples, optimizer: OptimizerFactory | str, batch_size: int | None, **of_optimizer: float | None
-) -> None:
-    """Refuse an argument that would have no effect."""
-    for name, value in of_optimizer.items():
-        if value is not None and not isinstance(optimizer, str):
-            raise ValueError(f"{name} is the optimizer's own: set it in the function that makes it")
-    if batch_size is not None and isinstance(train, DataLoader):
-        raise ValueError("batch_size is the DataLoader's own: set it there")
 
 
 def _shape_of(model: nn.Module) -> str:
@@ -396,11 +348,3 @@ def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator
 
 def _teller(tell: Callable[[str], None], planned: PlannedRun) -> Callable[[dict[str, Any]], None]:
     return lambda metrics: tell(f"{planned.name}: {epoch_words(metrics, planned.config)}")
-
-
-def _row(one: MethodSummary) -> dict[str, Any]:
-    row: dict[str, Any] = {"method": one.group.method, "name": one.name, "n": one.n, "diverged": one.diverged}
-    for name in ("accuracy", *QUALITY, "seconds", "cpu_seconds"):
-        measured, key = getattr(one, name), "test_accuracy" if name == "accuracy" else name
-        row[key], row[f"{key}_std"] = (None, None) if measured is None else (measured.mean, measured.std)
-    return row

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 import threading
 import time
 import warnings
@@ -18,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import optuna
 import sqlalchemy
@@ -36,15 +35,12 @@ from esam.train.record import RunRecord
 from .plan import Comparison, PlannedRun, configured
 from .pool import Executor, stop_all
 
-SAMPLERS = ("tpe", "random", "grid")
 TRAINING: dict[str, type] = {
     **dict.fromkeys(("method", "model", "optimizer", "schedule", "augment", "precision"), str),
     **dict.fromkeys(("lr", "momentum", "weight_decay"), float),
     **dict.fromkeys(("epochs", "batch_size", "train_size", "size"), int),
 }
 """Settings of the training that can be searched, by type."""
-PAPER_GRID = ("lr=0.01,0.05,0.1,0.2", "weight_decay=0.0005,0.001", "batch_size=64,128,256")
-"""The grid of the ESAM paper's appendix A.7."""
 RUN, FAILURE = "run", "failure"
 """Attributes of a trial: its run's folder, and why it gave no result."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -52,31 +48,21 @@ ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 RETRIES = 5
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats and the sampler's constant_liar
+warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats, the grid, the sampler's constant_liar
 
 
-@dataclass(frozen=True)
-class Objective:
-    """A number of a run's end line, and which way is better."""
+class Objective(NamedTuple):
+    """A number of an epoch's line, and which way is better."""
 
     title: str
     direction: str
-    of: Callable[[Mapping[str, Any]], float | None]
-    epoch_key: str = ""
-    """The key of an epoch's line that shows how the run is going; "": none, and no trial can be pruned by it."""
-    factor: float = 1.0
+    key: str
+    factor: float
 
 
 OBJECTIVES = {
-    "accuracy": Objective(
-        "Validation accuracy, %", "maximize", lambda end: end["test_accuracy"].get("last"), "test_accuracy", 100
-    ),
-    "loss": Objective("Validation loss", "minimize", lambda end: end.get("test_loss"), "test_loss"),
-    "seconds": Objective("Seconds of training", "minimize", lambda end: end.get("seconds")),
-    "cost": Objective(
-        "Passes a sample (forward 1, backward 2)", "minimize", lambda end: end["forwards"] + 2 * end["backwards"]
-    ),
-    "sharpness": Objective("Sharpness", "minimize", lambda end: end.get("sharpness")),
+    "accuracy": Objective("Validation accuracy, %", "maximize", "test_accuracy", 100),
+    "loss": Objective("Validation loss", "minimize", "test_loss", 1),
 }
 
 
@@ -109,16 +95,6 @@ def _suggest(trial: Trial, name: str, values: BaseDistribution) -> Any:
     return suggest(name, values.low, values.high, step=values.step, log=values.log)
 
 
-def _grid_points(name: str, values: BaseDistribution) -> list[Any]:
-    if isinstance(values, CategoricalDistribution):
-        return list(values.choices)
-    assert isinstance(values, (IntDistribution, FloatDistribution))
-    if values.step is None:
-        raise ValueError(f"a grid needs values of {name}: write {name}=0.1,0.2 or a range with a step")
-    count = int((values.high - values.low) / values.step + 1e-9) + 1
-    return [values.low + number * values.step for number in range(count)]
-
-
 @dataclass(frozen=True)
 class Search:
     """What is searched, how, and by what trials are judged; the same description is the same search."""
@@ -126,25 +102,15 @@ class Search:
     config: Config
     words: tuple[str, ...]
     """The settings to search, as ``read_dimension`` takes them."""
-    sampler: str = "tpe"
+    sampler: Literal["tpe", "random", "grid"] = "tpe"
     trials: int = 20
     """How many in all, whoever does them; a grid has as many as it has points."""
-    objectives: tuple[str, ...] = ("accuracy",)
+    objective: Literal["accuracy", "loss"] = "accuracy"
     prune: bool = False
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What differs for a method, as in a comparison."""
 
     def __post_init__(self) -> None:
-        if self.sampler not in SAMPLERS:
-            raise ValueError(f"sampler must be one of {', '.join(SAMPLERS)}, got {self.sampler!r}")
-        for name in self.objectives:
-            if name not in OBJECTIVES:
-                hint = did_you_mean(name, OBJECTIVES)
-                raise ValueError(f"there is no objective {name!r}.{hint} There are: {', '.join(OBJECTIVES)}")
-        if not self.objectives or len(set(self.objectives)) < len(self.objectives):
-            raise ValueError(f"a search needs objectives that differ, got {self.objectives}")
-        if self.prune and (len(self.objectives) > 1 or not self.judges[0].epoch_key):
-            raise ValueError("only a search for accuracy alone, or for loss alone, can be pruned; leave --prune out")
         if self.trials < 1:
             raise ValueError(f"trials must be 1 or more, got {self.trials}")
         if not self.words:
@@ -153,25 +119,16 @@ class Search:
             raise ValueError(f"a setting is searched twice in {' '.join(self.words)}; give all its values in one word")
         values = self.dimensions.get("method")
         methods = values.choices if isinstance(values, CategoricalDistribution) else (self.config.method,)
-        for name in self.dimensions:
+        for name, values in self.dimensions.items():
             if not sum(_applies(name, str(method)) for method in methods):  # looks every method up
                 raise ValueError(f"{name} is searched, and {', '.join(map(str, methods))} takes none; see esam methods")
-        if self.sampler == "grid":
-            object.__setattr__(self, "trials", math.prod(map(len, self.grid().values())))
+            if self.sampler == "grid" and isinstance(values, FloatDistribution) and values.step is None:
+                raise ValueError(f"a grid needs values of {name}: write {name}=0.1,0.2 or a range with a step")
 
     @property
     def dimensions(self) -> dict[str, BaseDistribution]:
         """What is searched; the method first, as the others depend on it."""
         return dict(sorted(map(read_dimension, self.words), key=lambda pair: pair[0] != "method"))
-
-    @property
-    def judges(self) -> list[Objective]:
-        """The objectives."""
-        return [OBJECTIVES[name] for name in self.objectives]
-
-    def grid(self) -> dict[str, list[Any]]:
-        """Return the values that a grid has of each setting."""
-        return {name: _grid_points(name, values) for name, values in self.dimensions.items()}
 
     def suggested(self, trial: Trial) -> Config:
         """Return the run that a trial is to be: the method first, then only the settings that it has."""
@@ -195,9 +152,9 @@ class Search:
         return hashlib.sha256(json.dumps(described, sort_keys=True, default=dict).encode()).hexdigest()[:10]
 
     def make_sampler(self, seed: int | None) -> optuna.samplers.BaseSampler:
-        """Return Optuna's sampler."""
+        """Return Optuna's sampler; the grid's ends the search after its last point."""
         if self.sampler == "grid":
-            return optuna.samplers.GridSampler(self.grid(), seed=seed)
+            return optuna.samplers.BruteForceSampler(seed=seed)
         if self.sampler == "random":
             return optuna.samplers.RandomSampler(seed=seed)
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)  # others' running trials count as poor
@@ -213,13 +170,12 @@ class Sweep:
     """A search in a database; every worker that starts the same search there takes part in it."""
 
     def __init__(self, search: Search, url: str, *, heartbeat: int = 20) -> None:
-        self.search, self.url = search, url
+        self.search, self.url, self.judge = search, url, OBJECTIVES[search.objective]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if search.prune else optuna.pruners.NopPruner()
         there = {"study_name": f"sweep-{search.id()}", "storage": _storage(url, heartbeat), "pruner": pruner}
-        directions = [judge.direction for judge in search.judges]
         try:
             sampler = search.make_sampler(search.config.seed)
-            self.study = optuna.create_study(directions=directions, sampler=sampler, **there)
+            self.study = optuna.create_study(direction=self.judge.direction, sampler=sampler, **there)
         except DuplicatedStudyError:  # begun before, or by another worker, whose draws must not be repeated
             self.study = optuna.load_study(sampler=search.make_sampler(None), **there)
 
@@ -235,11 +191,12 @@ class Sweep:
         """Do trials, ``jobs`` at a time, until there are enough; those of a worker that is gone are done again."""
         stop, most = threading.Event(), self.search.trials
         worker = _Worker(self, out, executor, tell, poll, stop)
+        enough = [] if self.search.sampler == "grid" else [MaxTrialsCallback(most, states=ENDED)]
 
         def do_trials() -> None:
-            if len(self.trials(*ENDED)) < most:
+            if not enough or len(self.trials(*ENDED)) < most:
                 with suppress(_Stopped):
-                    self.study.optimize(worker.objective, callbacks=[MaxTrialsCallback(most, states=ENDED)])
+                    self.study.optimize(worker.objective, callbacks=enough)
 
         with ThreadPoolExecutor(jobs) as threads:
             started = [threads.submit(do_trials) for _ in range(jobs)]
@@ -255,15 +212,10 @@ class Sweep:
         """Return the trials in these states, in their order; all of them if none is named."""
         return list(self.study.get_trials(deepcopy=False, states=states or None))
 
-    def done(self) -> list[FrozenTrial]:
-        """Return the trials that have a result."""
-        return self.trials(TrialState.COMPLETE)
-
     def best_first(self) -> list[FrozenTrial]:
-        """Return the trials that have a result, the best first; of several objectives, the Pareto front first."""
-        front = {trial.number for trial in self.study.best_trials} if self.done() else set()
-        sign = -1 if self.search.judges[0].direction == "maximize" else 1
-        return sorted(self.done(), key=lambda trial: (trial.number not in front, sign * trial.values[0], trial.number))
+        """Return the trials that have a result, the best first."""
+        sign = -1 if self.judge.direction == "maximize" else 1
+        return sorted(self.trials(TrialState.COMPLETE), key=lambda trial: (sign * trial.value, trial.number))
 
 
 @dataclass
@@ -277,34 +229,36 @@ class _Worker:
     poll: float
     stop: threading.Event
 
-    def objective(self, trial: Trial) -> list[float]:
-        """Do a trial and return its values; one without a result is pruned, as it would have none another time."""
-        names = self.sweep.search.objectives
+    def objective(self, trial: Trial) -> float:
+        """Do a trial and return its value; one without a result is pruned, as it would have none another time."""
+        result = "pruned"
         try:
-            values = self._values(trial)
-            self._report(trial, ", ".join(f"{name} {value:.4g}" for name, value in zip(names, values, strict=True)))
-            return values
-        except TrialPruned:
-            self._report(trial, "pruned")
-            raise
+            value = self._value(trial)
+            result = f"{self.sweep.search.objective} {value:.4g}"
+            return value
         except (ValueError, OSError, RuntimeError) as error:
             trial.set_user_attr(FAILURE, str(error))
-            self._report(trial, f"failed ({error})")
+            result = f"failed ({error})"
             raise TrialPruned from error
+        except _Stopped:
+            result = "interrupted"
+            raise
+        finally:
+            chosen = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
+            self.tell(f"trial {trial.number} ({chosen}): {result}")
 
-    def _values(self, trial: Trial) -> list[float]:
+    def _value(self, trial: Trial) -> float:
         config = self.sweep.search.suggested(trial)
-        for done in self.sweep.done():
+        for done in self.sweep.trials(TrialState.COMPLETE):
             if done.params == trial.params:
-                return list(done.values)
+                return float(done.value)
         name = f"trial{trial.number:04d}-{config.method.replace(':', '.')}-{config.id()}"
         run = PlannedRun(config, self.out / trial.user_attrs.get(RUN, name))  # one that was begun is resumed
         trial.set_user_attr(RUN, run.folder.name)
-        end = self._run(trial, run).end or {}
-        found = {name: OBJECTIVES[name].of(end) for name in self.sweep.search.objectives}
-        if lacking := [name for name, value in found.items() if value is None]:
-            raise ValueError(f"its record has no {' and no '.join(lacking)}")
-        return [OBJECTIVES[name].factor * value for name, value in found.items() if value is not None]
+        judge, last = self.sweep.judge, self._run(trial, run).epochs[-1]
+        if last.get(judge.key) is None:
+            raise ValueError(f"its record has no {self.sweep.search.objective}")
+        return judge.factor * float(last[judge.key])
 
     def _run(self, trial: Trial, run: PlannedRun) -> RunRecord:
         """Return the record of the finished run."""
@@ -327,19 +281,15 @@ class _Worker:
 
     def _prune(self, trial: Trial, run: PlannedRun, reported: int) -> int:
         """Report the evaluations that are new; end the trial at one that falls behind the others."""
-        judge = self.sweep.search.judges[0]
+        judge = self.sweep.judge
         record = run.record() if self.sweep.search.prune else None
         for line in () if record is None else record.epochs:
-            if line["epoch"] > reported and line.get(judge.epoch_key) is not None:
+            if line["epoch"] > reported and line.get(judge.key) is not None:
                 reported = line["epoch"]
-                trial.report(judge.factor * line[judge.epoch_key], reported)
+                trial.report(judge.factor * line[judge.key], reported)
                 if trial.should_prune():
                     raise TrialPruned
         return reported
-
-    def _report(self, trial: Trial, result: str) -> None:
-        chosen = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
-        self.tell(f"trial {trial.number} ({chosen}): {result}")
 
 
 class _Stopped(Exception):
@@ -348,54 +298,16 @@ class _Stopped(Exception):
 
 def trials_sheet(sweep: Sweep, most: int = 20) -> Sheet:
     """Return the best trials as a table."""
-    failed = sum(FAILURE in trial.user_attrs for trial in sweep.trials())
+    best, failed = sweep.best_first(), sum(FAILURE in trial.user_attrs for trial in sweep.trials())
     others = {"pruned": len(sweep.trials(TrialState.PRUNED)) - failed, "failed": failed}
-    counts = [f"{len(sweep.done())} trials ended", *(f"{count} {how}" for how, count in others.items() if count)]
-    title = f"{', '.join(counts)}; {sweep.search.sampler}, judged by {' and '.join(sweep.search.objectives)}"
+    counts = [f"{len(best)} trials ended", *(f"{count} {how}" for how, count in others.items() if count)]
+    title = f"{', '.join(counts)}; {sweep.search.sampler}, judged by {sweep.search.objective}"
     names = list(sweep.search.dimensions)
     rows = tuple(
-        (f"trial {t.number}", *(_short(t.params.get(name, "")) for name in names), *(f"{v:.4g}" for v in t.values))
-        for t in sweep.best_first()[:most]
+        (f"trial {t.number}", *(_short(t.params.get(name, "")) for name in names), f"{t.value:.4g}")
+        for t in best[:most]
     )
-    return Sheet(title, ("Trial", *names, *(judge.title for judge in sweep.search.judges)), rows)
-
-
-def write_search(sweep: Sweep, out: Path) -> Path:
-    """Write one self-contained page about a search, with Optuna's own figures, and return where it is."""
-    from optuna import visualization as draw
-
-    from esam.report.page import REPORT_NAME, Section, write_page
-
-    if not (done := sweep.done()):
-        raise ValueError("no trial came to its end: see the log.txt of their runs")
-    judges, study, figures = sweep.search.judges, sweep.study, {}
-    if len(judges) in (2, 3):
-        figures["Front"] = draw.plot_pareto_front(study, target_names=[judge.title for judge in judges])
-    for n, judge in enumerate(judges):
-        target: Any = None if len(judges) == 1 else lambda trial, n=n: trial.values[n]  # None: with the best so far
-        how: dict[str, Any] = {"target": target, "target_name": judge.title}
-        figures[f"{judge.title}: trial by trial"] = draw.plot_optimization_history(study, **how)
-        figures[f"{judge.title}: each setting"] = draw.plot_slice(study, **how)
-    if len(judges) == 1 and len(done) > 3 and len({trial.values[0] for trial in done}) > 1:
-        figures["How much each setting matters"] = draw.plot_param_importances(study)
-    failures = [f"trial {t.number}: {t.user_attrs[FAILURE]}" for t in sweep.trials() if FAILURE in t.user_attrs]
-    optimistic = (
-        "Every trial is judged on training data that it does not train on; the test set is not read. The best of many "
-        "trials is optimistic: compare it again, with other seeds."
-    )
-    charts = [_chart(title, figure) for title, figure in figures.items()]
-    section = Section(lead=optimistic, sheets=[trials_sheet(sweep)], charts=charts)
-    title, source = f"A search on {sweep.search.config.data}", f"From {study.study_name} in {shown(sweep.url)}."
-    return write_page(out / REPORT_NAME, title=title, sections=[section], notes=failures, footer=source)
-
-
-def _chart(title: str, figure: Any) -> Any:
-    from esam.report.charts import Chart
-
-    drawn = json.loads(figure.to_json())
-    traces = [{**trace, "meta": {"group": "", "name": ""}} for trace in drawn["data"]]
-    layout = {key: value for key, value in drawn["layout"].items() if key not in ("template", "title")}
-    return Chart(title, "", title, traces, layout, wide=True)
+    return Sheet(title, ("Trial", *names, sweep.judge.title), rows)
 
 
 def shown(url: str) -> str:
@@ -405,16 +317,18 @@ def shown(url: str) -> str:
 
 def _storage(url: str, heartbeat: int) -> RDBStorage:
     parts = sqlalchemy.engine.make_url(url)
+    engine: dict[str, Any] = {"poolclass": sqlalchemy.pool.NullPool}  # nothing stays open between queries
     if parts.drivername == "postgresql":
         parts = parts.set(drivername="postgresql+psycopg")
-    if parts.drivername == "sqlite" and parts.database:
+    if parts.drivername == "sqlite":
         Path(parts.database).parent.mkdir(parents=True, exist_ok=True)
-    patient = {"connect_args": {"timeout": 60}} if parts.drivername == "sqlite" else {}
-    for left in (2, 1, 0):
+        engine["connect_args"] = {"timeout": 60}
+    attempts = 3  # two workers that make the tables of an empty database at once: the other one has made them
+    while True:
         try:
             return RDBStorage(
                 parts.render_as_string(hide_password=False),
-                engine_kwargs={"poolclass": sqlalchemy.pool.NullPool, **patient},  # nothing stays open between queries
+                engine_kwargs=engine,
                 heartbeat_interval=heartbeat,
                 grace_period=3 * heartbeat,
                 heartbeat_stale_trial_callback=RetryHeartbeatStaleTrialCallback(max_retry=RETRIES),
@@ -423,10 +337,10 @@ def _storage(url: str, heartbeat: int) -> RDBStorage:
             if isinstance(error, sqlalchemy.exc.OperationalError) and parts.drivername != "sqlite":
                 reason = str(error.orig).splitlines()[0]
                 raise ValueError(f"{shown(url)} (--storage) cannot be reached: {reason}") from error
-            if not left:
+            attempts -= 1
+            if not attempts:
                 raise
-        time.sleep(1)  # two workers that make the tables of an empty database at once: the other one has made them
-    raise AssertionError("returned or raised")
+        time.sleep(1)
 
 
 def _short(value: Any) -> str:

@@ -18,11 +18,14 @@ from typing import Any
 import torch
 
 from esam.files import write_atomically
+from esam.report.results import tried_sheet
+from esam.report.sheets import as_text
 from esam.train.config import Config, did_you_mean, find_method
+from esam.train.distributed import Ranks
 from esam.train.draws import generator_for
 from esam.train.record import encode
 
-from .plan import SEED, Comparison, PlannedRun, configured, folder_of
+from .plan import SEED, Comparison, PlannedRun, configured, folder_of, plan
 
 SEARCHED = ("rho", "lr", "weight_decay", "epochs")
 """The settings that can be searched: the method's radius, the base optimizer's settings, and the length."""
@@ -75,7 +78,6 @@ def tune(
     launch: Launch,
     over: Sequence[str] = ("rho",),
     *,
-    seed: int = SEED,
     rounds: int = ROUNDS,
 ) -> Comparison:
     """Return the comparison with the best of the same number of trials for each method.
@@ -83,13 +85,13 @@ def tune(
     ``launch`` does the runs; those that are done are not repeated. What was tried is in the comparison's ``tuned``, and
     so in the records of its runs.
     """
-    points = first_points(comparison, tries, over, seed=seed)
-    trials = _done(comparison, points, folder, launch, seed)
+    points = first_points(comparison, tries, over)
+    trials = _done(comparison, points, folder, launch)
     for _ in range(rounds):
         if not any(_open_edge(several) for several in trials.values()):
             break
         points = {method: [*points[method], further_point(several)] for method, several in trials.items()}
-        trials = _done(comparison, points, folder, launch, seed)
+        trials = _done(comparison, points, folder, launch)
     settings = {method: dict(given) for method, given in comparison.settings.items()}
     tuned = {}
     for method, several in trials.items():
@@ -99,13 +101,11 @@ def tune(
     return dataclasses.replace(comparison, settings=settings, tuned=tuned)
 
 
-def first_points(
-    comparison: Comparison, tries: int, over: Sequence[str] = ("rho",), *, seed: int = SEED
-) -> dict[str, list[Point]]:
+def first_points(comparison: Comparison, tries: int, over: Sequence[str] = ("rho",)) -> dict[str, list[Point]]:
     """Return the values that each method tries first, for every method that has something to search.
 
     The first point is the method as it is. Each setting takes each of so many multiples once, in an order that follows
-    ``seed`` and the setting's name alone: every method tries the same learning rates.
+    the setting's name alone: every method tries the same learning rates.
     """
     if not 1 <= tries <= len(FACTORS):
         raise ValueError(f"tune must be in 1..{len(FACTORS)} trials for each method, got {tries}")
@@ -116,9 +116,9 @@ def first_points(
             raise ValueError(f"tune_over can hold {', '.join(SEARCHED)}, got {name!r}.{did_you_mean(name, SEARCHED)}")
     orders = {}
     for number, name in enumerate(over):
-        drawn = torch.randperm(tries - 1, generator=generator_for("tune", seed, name)).tolist()
+        drawn = torch.randperm(tries - 1, generator=generator_for("tune", SEED, name)).tolist()
         orders[name] = [0, *(1 + place for place in (drawn if number else range(tries - 1)))]
-    starts = {method: _start(configured(comparison, method, seed), over) for method in comparison.methods}
+    starts = {method: _start(configured(comparison, method, SEED), over) for method in comparison.methods}
     return {
         method: [_rounded({name: start[name] * FACTORS[orders[name][n]] for name in start}) for n in range(tries)]
         for method, start in starts.items()
@@ -144,17 +144,43 @@ def further_point(trials: Sequence[Trial]) -> Point:
 
 
 def trial_runs(
-    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, *, seed: int = SEED
+    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path
 ) -> dict[str, list[PlannedRun]]:
     """Return the run of each point: a comparison's run with other values, evaluated on held-out training data."""
-    found = {}
+    runs: dict[str, list[PlannedRun]] = {}
     for method, several in points.items():
-        config = dataclasses.replace(configured(comparison, method, seed), validation=True)
-        found[method] = [_planned(config, point, folder, f"trial {n}") for n, point in enumerate(several, start=1)]
-    return found
+        start = configured(comparison, method, SEED)
+        for number, point in enumerate(several, start=1):
+            fields: dict[str, Any] = {name: value for name, value in point.items() if name != "rho"}
+            settings = {**start.settings, **{name: value for name, value in point.items() if name == "rho"}}
+            config = dataclasses.replace(start, validation=True, settings=settings, **fields)
+            values = ", ".join(f"{name} {value:g}" for name, value in point.items())
+            label = f"{method}, trial {number} ({values})"
+            runs.setdefault(method, []).append(PlannedRun(config, folder_of(config, folder), label=label))
+    return runs
 
 
-def write_search(runs: Sequence[PlannedRun]) -> None:
+def search_folder(out: str | Path) -> Path:
+    """Return where a comparison's trials are: beside its folder, as the report there is about the other runs."""
+    return Path(out).with_name(f"{Path(out).name}-tuning")
+
+
+def tuned_runs(
+    comparison: Comparison, out: str | Path, launch: Launch, tell: Callable[[str], None] | None
+) -> list[PlannedRun]:
+    """Return a comparison's runs, after its search if it asks for one; what was tried is told as a table."""
+    first = Ranks.current().first
+    if comparison.tune:
+        comparison = tune(comparison, search_folder(out), comparison.tune, launch, comparison.tune_over)
+        if tell is not None and first:
+            tell(as_text(tried_sheet(comparison.tuned)))
+    runs = plan(comparison, out)
+    if first:
+        _write_search(runs)
+    return runs
+
+
+def _write_search(runs: Sequence[PlannedRun]) -> None:
     """Write what a search tried into records that were finished before it; the others will have it themselves."""
     for run in runs:
         record = run.record()
@@ -165,14 +191,19 @@ def write_search(runs: Sequence[PlannedRun]) -> None:
 
 
 def _done(
-    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, launch: Launch, seed: int
+    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, launch: Launch
 ) -> dict[str, list[Trial]]:
-    runs = trial_runs(comparison, points, folder, seed=seed)
+    """Return the trial of each point, after its run."""
+    runs = trial_runs(comparison, points, folder)
     launch([run for several in runs.values() for run in several])
-    return {
-        method: [_result(method, run, point) for run, point in zip(runs[method], several, strict=True)]
-        for method, several in points.items()
-    }
+    trials: dict[str, list[Trial]] = {method: [] for method in points}
+    for method, several in points.items():
+        for run, point in zip(runs[method], several, strict=True):
+            record = run.record()
+            end = record.end if record is not None and record.finished else None
+            result = (end["test_accuracy"].get("last"), end.get("test_loss")) if end else ()
+            trials[method].append(Trial(method, point, *result))
+    return trials
 
 
 def _open_edge(trials: Sequence[Trial]) -> tuple[str, float] | None:
@@ -204,19 +235,3 @@ def _start(config: Config, over: Sequence[str]) -> Point:
 def _rounded(point: Mapping[str, float]) -> Point:
     """Return the point with a whole number of epochs, and no more digits than a reader wants."""
     return {name: max(1, round(v)) if name == "epochs" else float(f"{v:.6g}") for name, v in point.items()}
-
-
-def _planned(config: Config, point: Point, folder: str | Path, label: str) -> PlannedRun:
-    fields: dict[str, Any] = {name: value for name, value in point.items() if name != "rho"}
-    radius = {"rho": point["rho"]} if "rho" in point else {}
-    config = dataclasses.replace(config, settings={**config.settings, **radius}, **fields)
-    values = ", ".join(f"{name} {value:g}" for name, value in point.items())
-    return PlannedRun(config, folder_of(config, folder), label=f"{config.method}, {label} ({values})")
-
-
-def _result(method: str, run: PlannedRun, values: Point) -> Trial:
-    record = run.record()
-    end = record.end if record is not None and record.finished else None
-    if end is None:
-        return Trial(method, values)
-    return Trial(method, values, end["test_accuracy"].get("last"), end.get("test_loss"))
