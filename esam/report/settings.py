@@ -9,10 +9,10 @@ from typing import Any
 
 from esam.report.measured import ABSENT
 from esam.report.sheets import Sheet
-from esam.train.config import NO_LONGER, Config
+from esam.train.config import Config
 from esam.train.record import RunRecord
 
-SILENT = {"method", "seed", "notes", "tuned", "threads", "device", "settings", *NO_LONGER}
+SILENT = {"method", "seed", "notes", "tuned", "threads", "device", "settings"}
 """Entries of a config that do not tell two runs of a method apart."""
 MAIN = {"data", "model", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule"}
 """Settings that are shown even at their defaults."""

@@ -147,7 +147,6 @@ class Config:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Config:
         """Take back what ``as_json`` gave; a setting that this version does not know is refused."""
-        values = {name: value for name, value in values.items() if name not in NO_LONGER}
         known = {f.name for f in dataclasses.fields(cls)}
         for name in values:
             if name not in known:
@@ -198,8 +197,6 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 """The least value of a setting, what it must be below, and that in words."""
 _NOT_COMPARED = ("method", "settings", "notes", "tuned", "threads", "device", "workers", "compile")
 """What an identity holds in another form, or not at all."""
-NO_LONGER = ("strategy", "checkpointing")
-"""What earlier records hold and no identity: it changed how a run was computed, and not what."""
 
 
 def find_method(name: str) -> Method:
