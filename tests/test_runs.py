@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 
 from esam import METHODS
-from esam.report.settings import flat_settings
 from esam.train import Checkpoint, Config, evaluate, loop, run, runner
 from esam.train.build import batches_of, build_optimizer, build_parts, chosen_device, prepared_model
 from esam.train.datasets import load_data
@@ -298,5 +297,3 @@ def test_remarks_and_how_a_run_is_computed_do_not_make_another_run():
     assert {dataclasses.replace(TINY, **way).id() for way in ways} == {TINY.id()}
     assert Config(method="sam", settings={"rho": 0.05}).id() == Config(method="sam").id()  # its default, said
     assert Config(method="sam", settings={"rho": 0.1}).id() != Config(method="sam").id()
-    earlier = {**TINY.as_json(), "strategy": "ddp", "checkpointing": False}  # as records have it that are there
-    assert Config.from_json(earlier) == TINY and flat_settings(earlier) == flat_settings(TINY.as_json())
