@@ -36,7 +36,7 @@ SETTINGS = {
     "esam-random": {"rho": 0.05, "beta": 0.6, "gamma": 0.5, "norm": "full", "m": None, "perturbation": "rank"},
     "slicesam": {"rho": 0.05, "share": 0.25, "perturbation": "rank"},
     "ae-sam": {"rho": 0.05, "threshold": 1.0, "decay": 0.9, "total_steps": STEPS, "perturbation": "rank"},
-    "msam": {"rho": 0.5, "direction": "against", "warmup_steps": 2, "norm": "l2"},
+    "msam": {"rho": 0.5, "warmup_steps": 2},
 }
 """All settings that a method reads, so that no default can move a curve."""
 ONE_PROCESS = [name for name in SETTINGS if name != "esam, global"]

@@ -14,8 +14,8 @@ from .gradients import Gradients
 from .optimizer import StandIn
 from .perturb import l2_ascent, perturbed
 
-_MOMENTUM = ("momentum_buffer", "exp_avg")
-_NO_MOMENTUM = "the base keeps no momentum to perturb along; choose one that does, such as SGD(momentum=0.9) or AdamW"
+MOMENTUM = ("momentum_buffer", "exp_avg")
+NO_MOMENTUM = "the base keeps no momentum to perturb along; choose one that does, such as SGD(momentum=0.9) or AdamW"
 
 
 class MSAM(StandIn):
@@ -54,7 +54,7 @@ class MSAM(StandIn):
             settings.setdefault("momentum", 0.9)
         self.base = base(params, **settings)
         if any(group.get("momentum") == 0 for group in self.param_groups):
-            raise ValueError(_NO_MOMENTUM)
+            raise ValueError(NO_MOMENTUM)
         self._moved: perturbed | None = None
         self._refuse_shards('esam.METHODS["msam"](base, model)')
         self._adopt_hooks()
@@ -75,7 +75,7 @@ class MSAM(StandIn):
             rho = self.radius_of(group)
             for p in group["params"]:
                 held = self.state.get(p, {})
-                v = next((held[key] for key in _MOMENTUM if held.get(key) is not None), None)
+                v = next((held[key] for key in MOMENTUM if held.get(key) is not None), None)
                 if rho != 0 and v is not None:
                     index.append(len(weights))
                     weights.append(p)
@@ -83,7 +83,7 @@ class MSAM(StandIn):
                     radii[index[-1]] = -rho
             wanted = wanted or rho != 0
         if not weights and wanted and self.state:
-            raise ValueError(_NO_MOMENTUM)
+            raise ValueError(NO_MOMENTUM)
         if weights:
             self._moved = perturbed(weights, l2_ascent(Gradients(index, found), radii).tensors)
             self._moved.__enter__()
