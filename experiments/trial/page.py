@@ -153,27 +153,18 @@ def tables(tasks: Sequence[Task]) -> str:
 
 
 def short(tasks: Sequence[Task]) -> str:
-    """Return the README's table: accuracy, loss and time of the same runs."""
-    rows = []
-    for task in tasks:
-        for role in ("base", EQUAL, LONGER, "sam", SLICE, "ascent", "esam", "msam"):
-            if task.runs.get(role):
-                accuracy, spread, n = task.mean(role, "accuracy")
-                over = "–" if role == "base" else task.over(role, "base").text(digits(task))
-                loss = f"{task.mean(role, 'loss')[0]:.3f}"
-                rows.append(
-                    (
-                        task.name,
-                        title(role),
-                        f"{accuracy:.1f} ± {spread:.1f}",
-                        loss,
-                        over,
-                        f"{total(task, role):.2f}",
-                        str(n),
-                    )
-                )
-    head = ("Task", "Arm", "Test acc., %", "Test loss", "Over the tuned base [95 %]", "Time / base's", "n")
-    return markdown(head, rows) if rows else "The runs are not done."
+    """Return the README's table: accuracy, loss and time of the same runs, an arm a row and a task a column."""
+    if not tasks:
+        return "The runs are not done."
+    roles = ("base", EQUAL, LONGER, "sam", SLICE, DEFAULT, "msam", "esam")
+    head = ("Arm", *(f"{task.name}, n = {min(len(task.runs[role]) for role in roles)}" for task in tasks))
+    return markdown(head, [(title(role), *(cell(task, role) for task in tasks)) for role in roles])
+
+
+def cell(task: Task, role: str) -> str:
+    """Return accuracy, loss, time over the base's, and how far an arm is over the base."""
+    found = f"{task.mean(role, 'accuracy')[0]:.1f} %, {task.mean(role, 'loss')[0]:.3f}, {total(task, role):.2f}×"
+    return found if role == "base" else f"{found}: {task.over(role, 'base').text(digits(task))}"
 
 
 def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
