@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import json
+import multiprocessing
 import os
+import threading
 import time
 from pathlib import Path
 from typing import IO, Any
@@ -48,8 +50,15 @@ def claim(folder: Path, run: Run) -> IO[str] | None:
     return file
 
 
+def end_with_parent() -> None:
+    """Let this process end when the one that started it is gone, killed for example."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
 def work(stages: list[str], tasks: list[str], path: Path) -> None:
     """Take one open run after the other, until none is left and nobody else is at one."""
+    end_with_parent()
     scratch = path.with_suffix(".scratch")
     while True:
         records = read(path)
