@@ -38,17 +38,19 @@ def epochs(results: Results, column: Column) -> list[list[Line]]:
     return [results.store.lines(f"{name}/{EPOCHS}") or [] for name in names if results.store.end(name) is not None]
 
 
-def fitted_from(results: Results, column: Column) -> int:
-    """Return the first epoch after which the training accuracy of every probed run stays at 99 % or more."""
+def fitted_from(results: Results, column: Column) -> int | None:
+    """Return the first epoch after which the training accuracy of every probed run stays at 99 % or more.
+
+    None where some run did not record it in every epoch.
+    """
     last_below = 0
     for seed in range(results.scale.few):
         lines = results.store.lines(f"{training(results.scale, column, 'esam', seed).name}/{RECORD}") or []
-        below = [
-            line["epoch"]
-            for line in lines
-            if (line.get("train_accuracy") or 0) < rules.FITTED / 100 and "epoch" in line
-        ]
-        last_below = max([last_below, *below])
+        for line in lines:
+            if line["kind"] == "epoch" and line.get("train_accuracy") is None:
+                return None
+            if line["kind"] == "epoch" and line["train_accuracy"] < rules.FITTED / 100:
+                last_below = max(last_below, line["epoch"])
     return last_below + 1
 
 
@@ -90,13 +92,14 @@ def draw(results: Results, folder: Path) -> list[Path]:
             top.set_yscale("log")
             top.set_title(f"{results.title(column)}, n = {len(runs)} runs", loc="left", fontsize=8)
             bottom.set(xlabel="epoch")
-            for axes in (top, bottom):
-                axes.axvline(fitted_from(results, column), color="#b0b8c0", linewidth=1, zorder=0)
+            if (fitted := fitted_from(results, column)) is not None:
+                for axes in (top, bottom):
+                    axes.axvline(fitted, color="#b0b8c0", linewidth=1, zorder=0)
         grid[0][0].set(ylabel="mean loss in the step")
         grid[1][0].set(ylabel="cosine to the batch's gradient")
         curves = [pair for row in grid for pair in zip(*row[0].get_legend_handles_labels(), strict=True)]
         figure.legend(*zip(*curves, strict=True), loc="outside lower center", ncols=4, fontsize=8)
-        title = "A.2: ESAM's training, means of the epoch; bands: deviation of runs; grey line: images fitted"
+        title = "A.2: ESAM's training, means of the epoch; bands: deviation of runs; a grey line, if any: images fitted"
         figure.suptitle(title, fontsize=9)
 
     def along(figure: Any) -> None:

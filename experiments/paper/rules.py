@@ -154,7 +154,7 @@ def every_epoch(differences: Sequence[Sequence[float]], fitted_from: int | None,
 
     Args:
         differences: For each epoch, of all its batches of all seeds.
-        fitted_from: The first epoch in which the images are fitted, None if none is.
+        fitted_from: The first epoch in which the images are fitted, None if that was not recorded.
         measured: What is said first.
     """
     tests = len(differences)
@@ -168,8 +168,10 @@ def every_epoch(differences: Sequence[Sequence[float]], fitted_from: int | None,
                 violated.append(number)
     words = f"{measured}{tests - len(below)} of {tests} epochs above zero"
     if below:
-        late = [number for number in below if fitted_from is not None and number >= fitted_from]
-        when = "all before the images are fitted" if not late else f"{len(late)} after the images are fitted"
+        when = f"epochs {below[0]} to {below[-1]}"
+        if fitted_from is not None:
+            late = [number for number in below if number >= fitted_from]
+            when = "all before the images are fitted" if not late else f"{len(late)} after the images are fitted"
         words += f", {len(violated)} below it by more than their error; those below: {when}"
     if violated:
         return Verdict(CONTRADICTED, words)
