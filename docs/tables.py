@@ -114,13 +114,6 @@ def methods() -> str:
     return table(("name", "what a step does", "cost"), rows)
 
 
-def five_problems() -> str:
-    """Return what the methods give by their defaults on five small problems."""
-    import five_problems
-
-    return str(five_problems.markdown())
-
-
 def wrapper() -> str:
     """Return what a step of the package costs beside the same step by hand."""
     rows = []
@@ -146,7 +139,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "peers": peers,
     "toy-method": lambda: f"```python\n{(ROOT / 'tests' / 'toy_method.py').read_text()}```",
     "wrapper": wrapper,
-    "five-problems": five_problems,
     "demo": demo,
     "demo-own-length": own_lengths,
     "trial-answers": lambda: trial_page.answered(trial_page.committed()),

@@ -165,16 +165,6 @@ def test_no_page_prints_code_that_no_test_runs():
 # What a reader looks for ---------------------------------------------------------------------------------------------
 
 
-def test_every_wish_has_an_answer_and_a_test_that_exists():
-    rows = [line.split("|") for line in (ROOT / "docs" / "wishes.md").read_text().splitlines() if line.startswith("|")]
-    files = (ROOT / "tests").glob("test_*.py")
-    names = {name for path in files for name in re.findall(r"def (test_\w+)", path.read_text())}
-    assert len(rows) == 2 + 30
-    for _, wish, answer, test, _ in rows[2:]:
-        named = set(re.findall(r"`(test_\w+)`", test))
-        assert answer.strip() and named and named <= names, wish
-
-
 def test_everything_public_is_described():
     text = "".join((ROOT / "docs" / page).read_text() for page in ("api.md", "analysis.md"))
     shown = {line.split(".")[-1] for line in text.splitlines() if line[:3] == ":::"}
