@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esam import METHODS, SharpnessAware
+from esam import METHODS
 
 ROOT = Path(__file__).parent.parent / "esam"
 
@@ -116,11 +116,3 @@ def test_a_methods_file_has_at_most_90_lines_of_code_and_optim_at_most_20_files(
     assert {"sam.py", "looksam.py", "esam.py"} <= sizes.keys()
     assert all(15 <= size <= 90 for size in sizes.values()), sizes
     assert len(list((ROOT / "optim").glob("*.py"))) <= 20
-
-
-def test_no_method_overrides_a_phase():
-    phases = {"step", "accumulate", "gradient"}
-    for row in METHODS.values():
-        assert row.build is not SharpnessAware
-        for cls in row.build.__mro__[: row.build.__mro__.index(SharpnessAware)]:
-            assert phases.isdisjoint(vars(cls)), cls

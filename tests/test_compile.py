@@ -4,11 +4,9 @@ A step runs the model in up to three ways: training, training with frozen statis
 Each may cost one graph, and one more for a batch of another size; none may cost one a step.
 """
 
-import json
 import os
 import shutil
 
-import compile as compile_bench
 import pytest
 import torch
 import torch._dynamo
@@ -18,7 +16,6 @@ from conftest import assert_same
 from torch import nn
 
 from esam import METHODS
-from esam.bench.config import Bench
 
 STEPS = 12  # LookSAM perturbs in the first, the sixth and the eleventh
 
@@ -132,31 +129,3 @@ def test_inductors_code_equals_eager_to_rounding_with_one_graph_for_both_passes(
         compiled = trained("sam", backend, steps=5, build=small_network)
     assert_same_training(compiled, trained("sam", steps=5, build=small_network), 1e-12)
     assert backend.graphs == 1
-
-
-# The bench of compiled steps ------------------------------------------------------------------------------------------
-
-NAMES = ("base", "sam", "esam", "slicesam")
-
-
-def test_rounds_are_kept_and_a_later_call_goes_on_from_them(tmp_path):
-    path = tmp_path / "compile-mlp.json"
-
-    def measured(rounds, names=NAMES):
-        bench = Bench(model="mlp", batch_size=16, size=8, rounds=rounds)
-        return compile_bench.measure(bench, names, path, backend="eager")
-
-    first = measured(1)
-    again = measured(2)
-    assert again["rounds"] == 2
-    for name in NAMES:
-        assert again["contenders"][name]["graphs"] == 0
-        for way in compile_bench.WAYS:
-            times = again["contenders"][name]["seconds"][way]
-            assert times[:1] == first["contenders"][name]["seconds"][way] and len(times) == 2
-    assert again["contenders"]["base"]["of base"] == {"eager": 1.0, "compiled": 1.0}
-    assert [row[0] for row in compile_bench.sheet(again).rows] == list(NAMES)
-    before = path.read_bytes()
-    assert measured(2) == json.loads(before) and path.read_bytes() == before  # nothing left to do
-    with pytest.raises(SystemExit, match="holds another measurement"):
-        measured(2, NAMES[:2])

@@ -363,19 +363,6 @@ def test_no_method_of_the_package_overrides_a_phase():
 # Where the wrapper alone decides --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", BASES)
-def test_any_base_steps_as_it_would_alone_by_the_gradient_left_in_grad(base):
-    p, optimizer = start("esam", base=base)
-    twin = copy.deepcopy(p.model)
-    alone = BASES[base](twin.parameters())
-    for _ in range(3):
-        p.step(optimizer)
-        for w, t in zip(p.model.parameters(), twin.parameters(), strict=True):
-            t.grad = w.grad.clone()
-        alone.step()
-        assert same(p.model.state_dict(), twin.state_dict())
-
-
 def test_it_is_a_torch_optimizer_on_the_bases_own_groups():
     _, optimizer = start("esam")
     assert isinstance(optimizer, torch.optim.Optimizer)
