@@ -263,7 +263,7 @@ def fixed_buffers():
     def run(self, x):
         return x * self.ones + torch.sparse.mm(self.graph, x.T).T
 
-    fixed = Layer(run, ones=torch.ones(1).expand(6), graph=torch.eye(6).roll(1, 0).to_sparse())
+    fixed = Layer(run, ones=torch.ones(1).double().expand(6), graph=torch.eye(6).roll(1, 0).to_sparse())
     fixed.register_buffer("nothing", None)
     model = nn.Sequential(fixed, *(part() for part in HEAD))
     made = classifier(model, vectors())
