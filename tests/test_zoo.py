@@ -169,6 +169,11 @@ def queue(self, x):
     return out
 
 
+def counting(self, x):
+    self.seen.data.add_(1)  # moves no version
+    return x
+
+
 def growing(self, x):
     """Keep every mean: the buffer itself grows."""
     out = x + 0.1 * self.means.mean(0)
@@ -210,6 +215,7 @@ ZOO |= {
     "statistics in place": flat(statistics(lambda self, value: self.mean.data.copy_(value)), *HEAD),
     "statistics by their data": flat(statistics(lambda self, value: setattr(self.mean, "data", value)), *HEAD),
     "queue": flat(layer(queue, rows=lambda: torch.zeros(6, 6), place=lambda: torch.zeros(1, dtype=torch.long)), *HEAD),
+    "a large buffer": flat(layer(counting, seen=lambda: torch.zeros(2**17)), *HEAD),
     "growing queue": flat(layer(growing, means=lambda: torch.zeros(1, 6)), *HEAD),
     "cumulative batchnorm": flat(lambda: nn.BatchNorm1d(6, momentum=None), *HEAD),
     "a scalar parameter": flat(
