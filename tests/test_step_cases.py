@@ -1,7 +1,5 @@
 """Models, loss functions and groups that once broke a step, each with what it must give."""
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from esam import ESAM, METHODS, SAM, LookSAM
 from esam.optim import reference
-
 
 # The first pass -------------------------------------------------------------------------------------------------------
 
