@@ -59,14 +59,6 @@ def imports(path):
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def test_the_reader_of_imports_sees_each_way_to_write_one(tmp_path, monkeypatch):
-    monkeypatch.setitem(globals(), "ROOT", tmp_path)
-    (tmp_path / "train").mkdir()
-    path = tmp_path / "train" / "loop.py"
-    path.write_text("import esam.cli\nfrom esam import report\nfrom .. import bench\nfrom ..optim.step import Plan\n")
-    assert list(imports(path)) == ["esam.cli", "esam.report", "esam.bench", "esam.optim.step.Plan"]
-
-
 def test_every_room_is_in_the_table_and_the_table_has_no_cycle():
     assert {room_of(path) for path in FILES} <= ALLOWED.keys()
     list(graphlib.TopologicalSorter(ALLOWED).static_order())  # raises CycleError

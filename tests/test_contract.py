@@ -116,7 +116,7 @@ def test_an_interrupt_at_any_call_of_a_perturbation_can_be_taken_back():
         calls, held = itertools.count(1), perturbed([weight], [1e-3 * eps])
 
         def strike(frame, event, argument, number=number, calls=calls):
-            inside = frame.f_code.co_filename == inspect.getfile(perturbed) and event in ("call", "c_return")
+            inside = frame.f_code.co_filename == inspect.getfile(perturbed) and event in ("call", "c_call", "c_return")
             if inside and next(calls) == number:
                 raise KeyboardInterrupt
 
