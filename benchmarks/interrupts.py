@@ -3,7 +3,7 @@
     python benchmarks/interrupts.py [--signals 50000] [--methods sam esam slicesam]
 
 At learning rate 0 theta never changes, so the weights are compared bit for bit in the handler's wake, and an interrupt
-must stay a KeyboardInterrupt. ``tests/test_user_loops.py`` has a short form.
+must stay a KeyboardInterrupt. ``tests/test_contract.py`` strikes at every call of a perturbation.
 """
 
 import argparse

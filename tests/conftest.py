@@ -92,7 +92,6 @@ BASES = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9, weight_decay=1e-3),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
     "fused adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-2, fused=True),
-    "lion": lambda parameters: pytest.importorskip("lion_pytorch").Lion(parameters, lr=5e-3),
 }
 
 

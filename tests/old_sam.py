@@ -66,10 +66,6 @@ def plain_steps(model, optimizer, data):
         optimizer.step()
 
 
-def assert_same(a, b):
-    torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=0)
-
-
 def assert_close(a, b, tolerance=1e-9):
     """By default float64; the 1e-12 in their norm is the difference."""
     torch.testing.assert_close(list(a.parameters()), list(b.parameters()), rtol=tolerance, atol=tolerance)

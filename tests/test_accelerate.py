@@ -10,7 +10,7 @@ import snippets
 import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState, GradientState, PartialState
-from conftest import mlp, normalised, problem, sgd, start
+from conftest import mlp, normalised, start
 from our_loop import alike_on_two_ranks, assert_same, data, in_phases, loss_function, rank_cases
 from torch import nn
 from two_ranks import RANKS, needs_gloo
@@ -103,30 +103,11 @@ def test_without_accumulation_a_closure_may_be_given_to_step():
 def test_a_second_backward_before_the_step_is_refused_and_names_what_accumulates():
     """Loops that count micro-batches themselves: every call would end a step, and all but the last be dropped."""
     accelerator, _, model, optimizer = prepared()
-    before = copy.deepcopy(model.state_dict())
-    (first, second), loss_of = data()[:2], loss_function(model, optimizer.optimizer)
-    backward(accelerator, optimizer, loss_of, *first)
-    after_first = copy.deepcopy(model.state_dict())
+    loss_of = loss_function(model, optimizer.optimizer)
+    backward(accelerator, optimizer, loss_of, *data()[0])
     with pytest.raises(ValueError, match=r"accelerator\.accumulate\(model\)"):
-        backward(accelerator, optimizer, loss_of, *second)
-    torch.testing.assert_close(model.state_dict(), after_first, rtol=0, atol=0)
-    assert torch.equal(before["0.weight"], model[0].weight)
+        backward(accelerator, optimizer, loss_of, *data()[1])
     optimizer.step()  # by the first batch, which is still there
-
-
-def test_a_loss_in_the_old_way_is_refused():
-    accelerator, _, model, optimizer = prepared()
-    x, y = data()[0]
-    accelerator.backward(F.cross_entropy(model(x), y))
-    with pytest.raises(ValueError, match="gradient"):
-        optimizer.step()
-
-
-def test_an_optimizer_that_is_not_ours_is_refused_with_a_remedy():
-    accelerator = accelerate.Accelerator(cpu=True)
-    p = problem()
-    with pytest.raises(ValueError, match="wants one of esam's optimizers, got AcceleratedOptimizer; build it before"):
-        backward(accelerator, accelerator.prepare(sgd(p)), p.loss_of, p.x, p.y)
 
 
 def test_a_state_saved_by_accelerate_resumes_bit_for_bit(tmp_path):

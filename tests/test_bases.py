@@ -8,7 +8,6 @@ from conftest import Problem, assert_same, problem
 from torch import nn
 
 from esam import ESAM, SAM, LookSAM, SliceSAM
-from esam.optim import reference
 
 # rho = 0 is the base, bit for bit -------------------------------------------------------------------------------------
 
@@ -98,13 +97,6 @@ def test_a_base_that_cannot_step_alone_raises_here_too_and_moves_nothing():
         with pytest.raises(Exception, match="(?i)closure|does not require grad"):
             p.step(SAM(package.load_optimizer(name)(p.model.parameters()), p.model))
         assert_same(p.weights, before)
-
-
-@pytest.mark.parametrize("rho", [0.05, 0.3])
-def test_adadeltas_rho_is_not_a_radius(rho):
-    p = problem()
-    _, eps = p.visited(SAM(torch.optim.Adadelta(p.model.parameters(), rho=0.9), p.model, rho=rho))
-    assert reference.norm(eps) == pytest.approx(rho, rel=1e-9)
 
 
 # Wrappers around an optimizer -----------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import torch.distributed.checkpoint as dcp
 from conftest import EVERY_ROW
 from counting import Counting
 from torch import nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -272,26 +271,9 @@ def uneven(rank, name):
     return whole_weights(model)
 
 
-def averaged_weights(rank, method=None):
-    """Train with torch's PostLocalSGDOptimizer: each rank by its own gradients, weights averaged every other step."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # importing it, torch uses what it deprecates
-        from torch.distributed.optim import PostLocalSGDOptimizer
+def without_ddp(rank):
     model = mlp()
-    base = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=2))
-    optimizer = base if method is None else method(base, model)
-    seen = []
-    for step in STEPS:
-        x, y = batch_of(rank, step)
-        if method is not None:
-            optimizer.step(functools.partial(losses_of, model), x, y)
-        else:
-            base.zero_grad()
-            losses_of(model, x, y).mean().backward()
-            base.step()
-        seen.append(whole_weights(model))
-    optimizer.load_state_dict(optimizer.state_dict())
-    return seen
+    return train(model, built("sam", model), functools.partial(batch_of, rank), STEPS)
 
 
 def compiled(rank):
@@ -409,25 +391,26 @@ def first_fsdp():
 
 
 REFUSED = {
-    "bare": (replicas, lambda model: model.module, "bare model"),
-    "inside": (replicas, nn.Sequential, "DistributedDataParallel"),
-    "static graph": (functools.partial(replicas, static_graph=True), lambda model: model, "static_graph"),
+    "bare": (replicas, lambda model: SAM(sgd(model), model.module), "bare model"),
+    "inside": (replicas, lambda model: SAM(sgd(model), nn.Sequential(model)), "DistributedDataParallel"),
+    "static graph": (functools.partial(replicas, static_graph=True), lambda model: SAM(sgd(model), model), "static_"),
+    "spectral": (shards, lambda model: SAM(sgd(model), model, geometry="spectral"), "whole matrices"),
     **{
-        build.__name__: (build, lambda model: model, "fully_shard")
+        build.__name__: (build, lambda model: SAM(sgd(model), model), "fully_shard")
         for build in (sharded_in_part, sharded_but_one, sharded_over_two_meshes, first_fsdp)
     },
 }
-"""How a model is built, what the optimizer is given of it, and a word of why not."""
+"""How a model is built, and its optimizer, and a word of why not."""
 
 
-def refused(rank, build, given):
+def refused(rank, build, wrap):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own advice on the flag
         model = build()
     before = whole_weights(model)
 
     def step():
-        optimizer = SAM(sgd(model), given(model))
+        optimizer = wrap(model)
         run = model if optimizer.model is getattr(model, "module", None) else optimizer.model
         optimizer.step(closures_of(run, *batch_of(rank, 0)))
 
@@ -482,9 +465,7 @@ def cases(rank, folder):
     for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), BOTH):
         yield ("overflow", name, where, way), case(overflow, replicas, name, where, perturbation=way)
     yield ("overflow", "sam", "first", shards), case(overflow, shards, "sam", "first")
-    yield ("averaged", "alone"), case(averaged_weights)
-    yield ("averaged", "rho 0"), case(averaged_weights, functools.partial(SAM, rho=0.0))
-    yield ("averaged", "sam"), case(averaged_weights, SAM)
+    yield "without ddp", case(without_ddp)
     yield "compiled", case(compiled)
     for name, shape in itertools.product(("sam", "looksam", "esam"), ((1, RANKS), (RANKS, 1))):
         yield ("mesh", name, shape), case(trained, name, shards, options={"shape": shape})
@@ -496,8 +477,8 @@ def cases(rank, folder):
     yield "frozen", case(trained, "looksam", shards, prepare=frozen)
     for which, place in ERRORS:
         yield ("error", which, place), case(after_an_error, shards, "sam", which, place)
-    for name, (build, given, _) in REFUSED.items():
-        yield ("refused", name), case(refused, build, given)
+    for name, (build, wrap, _) in REFUSED.items():
+        yield ("refused", name), case(refused, build, wrap)
     for name in SAVED:
         for layout in (replicas, shards):
             yield ("saved", name, layout), case(saved_and_continued, folder / f"{layout.__name__}-{name}", name, layout)
@@ -668,12 +649,9 @@ def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_
     assert_near(ranks[0]["join", "sam"], whole_weights(model))
 
 
-def test_a_base_that_averages_weights_over_ranks_does_so(ranks):
-    for step in STEPS:
-        for seen in ranks:
-            assert_same(seen["averaged", "alone"][step], seen["averaged", "rho 0"][step])
-        one, other = (seen["averaged", "sam"][step] for seen in ranks)
-        assert (distance(one, other) == 0) == (step % 2 == 0)
+def test_without_ddp_each_rank_trains_by_itself(ranks):
+    for rank, seen in enumerate(ranks):
+        assert_same(seen["without ddp"], in_one_process("sam", batch=functools.partial(batch_of, rank)))
 
 
 # Shards ---------------------------------------------------------------------------------------------------------------

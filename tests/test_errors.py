@@ -105,6 +105,29 @@ def broken_loop(o, p):
     o.step()
 
 
+def stepping_in_backward(o, p):
+    for w in p.model.parameters():
+        w.register_post_accumulate_grad_hook(lambda w: setattr(w, "grad", None))
+    p.step(o)
+
+
+def bad_radius(rho):
+    def call(o, p):
+        o.param_groups[0]["sam_rho"] = rho
+        p.step(o)
+
+    return call
+
+
+def gradients_while_ranking(_, p):
+    def loss_of(x, y):
+        losses = p.loss_of(x, y)
+        torch.autograd.grad(losses.mean(), p.model[0].weight, retain_graph=True)
+        return losses
+
+    p.step(ESAM(sgd(p), p.model), loss_of)
+
+
 CALLS = [
     (lambda o, p: o.step(3), "function"),
     (lambda o, p: o.step([]), "closures"),
@@ -114,6 +137,7 @@ CALLS = [
     (lambda o, p: o.step(p.closure, batch_size=12.5), "batch_size"),
     (lambda o, p: o.step(p.loss_of, p.x, p.y, batch_size=11), "12"),
     (lambda o, p: o.step(p.closure, batch_size=20), "12 losses for 20"),
+    (lambda _, p: SliceSAM(sgd(p), p.model).step(p.closure, batch_size=6), "12 losses for 6"),
     (lambda o, p: o.step(lambda: p.closure(slice(None))), "takes no samples"),
     (lambda o, p: o.step(torchs_style(p)), "backward"),
     (lambda o, p: torch.inference_mode()(p.step)(o), "inference_mode"),
@@ -128,6 +152,9 @@ CALLS = [
     (lambda o, p: (o.accumulate(p.loss_of, p.x, p.y), o.step()), "gradient"),
     (lambda o, p: o.gradient(), "accumulate"),
     (lambda o, p: (o.accumulate(p.loss_of, p.x, p.y), o.load_state_dict(o.state_dict()), o.gradient()), "accumulate"),
+    *((bad_radius(rho), "rho") for rho in (float("nan"), -1.0, float("inf"), "0.1")),
+    (stepping_in_backward, "post_accumulate"),
+    (gradients_while_ranking, "enable_grad"),
     (broken_loop, "gradient"),
     (without_a_backward, "backward"),
     (lambda o, p: o.backward(p.loss_of(p.x, p.y)), "passes"),

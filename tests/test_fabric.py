@@ -43,15 +43,17 @@ FLOATS = data(torch.float32)
 
 
 @pytest.mark.parametrize("name", ["sam", "esam", "slicesam"])
-@pytest.mark.parametrize("how", [{"clip": nn.utils.clip_grad_norm_}, {"window": 2}], ids=["clipped", "accumulated"])
-def test_a_loop_in_32_bits_takes_the_plain_loops_steps_bit_for_bit(name, how):
-    assert_same(in_fabric(fabric_of(precision="32-true"), name, FLOATS, **how), by_hand(name, FLOATS, **how))
-
-
-@pytest.mark.parametrize("name", ["sam", "slicesam"])
-def test_a_loop_in_mixed_precision_takes_the_steps_of_autocast_bit_for_bit(name):
-    found = in_fabric(fabric_of(precision="bf16-mixed"), name, FLOATS)
-    assert_same(found, by_hand(name, FLOATS, cast=torch.bfloat16))
+@pytest.mark.parametrize(
+    ("precision", "how"),
+    [
+        ("32-true", {"clip": nn.utils.clip_grad_norm_}),
+        ("32-true", {"window": 2}),
+        ("bf16-mixed", {}),
+    ],
+)
+def test_a_loop_takes_the_plain_loops_steps_bit_for_bit(name, precision, how):
+    expected = by_hand(name, FLOATS, cast=torch.bfloat16 if precision == "bf16-mixed" else None, **how)
+    assert_same(in_fabric(fabric_of(precision=precision), name, FLOATS, **how), expected)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])

@@ -104,38 +104,28 @@ def by_hand(module, loader, *, epochs=2, wrap=lambda net: net, **how):
 # Our own loop ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["base", "sam", "esam", "slicesam", "looksam"])
-def test_a_trainer_takes_a_methods_steps_bit_for_bit(name):
-    module = module_of(name)
-    expected = by_hand(module, data())
-    fitted(module, data())
+NORM, VALUE = nn.utils.clip_grad_norm_, nn.utils.clip_grad_value_
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "theirs"),
+    [
+        *((name, {}, {}) for name in ("base", "sam", "esam", "looksam")),
+        # six batches in windows of four or five: the last window has two or one, and is their mean
+        ("slicesam", {"window": 4}, {"accumulate_grad_batches": 4}),
+        ("esam", {"window": 5}, {"accumulate_grad_batches": 5}),
+        ("esam", {"clip": NORM}, {"gradient_clip_val": 0.01}),
+        ("esam", {"clip": VALUE}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+        *((name, {"cast": torch.bfloat16}, {"precision": "bf16-mixed"}) for name in ("sam", "esam")),
+    ],
+)
+def test_a_trainer_takes_a_methods_steps_bit_for_bit(name, ours, theirs):
+    dtype = torch.float32 if "cast" in ours else torch.float64
+    module, loader = module_of(name, dtype=dtype), data(dtype)
+    expected = by_hand(module, loader, **ours)
+    made = fitted(module, loader, **theirs)
     assert_same(module.net, expected)
-
-
-@pytest.mark.parametrize(("name", "window"), [("slicesam", 4), ("esam", 5)])
-def test_an_accumulated_batch_is_one_step_on_the_union_also_where_the_epoch_ends_inside_of_it(name, window):
-    """Six batches in windows of four or five: the last window has two or one, and is their mean."""
-    module = module_of(name)
-    expected = by_hand(module, data(), window=window)
-    made = fitted(module, data(), accumulate_grad_batches=window)
-    assert_same(module.net, expected)
-    assert made.global_step == 2 * -(-BATCHES // window)
-
-
-@pytest.mark.parametrize("algorithm, clip", [("norm", nn.utils.clip_grad_norm_), ("value", nn.utils.clip_grad_value_)])
-def test_the_trainer_clips_the_final_gradient(algorithm, clip):
-    module = module_of("esam")
-    clipped = by_hand(module, data(), clip=clip)
-    fitted(module, data(), gradient_clip_val=0.01, gradient_clip_algorithm=algorithm)
-    assert_same(module.net, clipped)
-
-
-@pytest.mark.parametrize("name", ["sam", "esam"])
-def test_bf16_mixed_is_autocast_in_every_pass(name):
-    module, loader = module_of(name, dtype=torch.float32), data(torch.float32)
-    expected = by_hand(module, loader, cast=torch.bfloat16)
-    fitted(module, loader, precision="bf16-mixed")
-    assert_same(module.net, expected)
+    assert made.global_step == 2 * -(-BATCHES // ours.get("window", 1))
 
 
 class Overflowing(Callback):

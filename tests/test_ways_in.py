@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from old_sam import assert_close, assert_same, batches, net, plain_steps
+from old_sam import assert_close, batches, net, plain_steps
+from our_loop import assert_same
 from torch import nn
 
 import esam
@@ -236,16 +237,7 @@ class Workload:
     def __init__(self):
         self.smoothing = []
 
-    def model_fn(
-        self,
-        params,
-        augmented_and_preprocessed_input_batch,
-        model_state,
-        mode,
-        rng,
-        update_batch_norm,
-        dropout_rate=0.0,
-    ):
+    def model_fn(self, params, augmented_and_preprocessed_input_batch, model_state, mode, rng, update_batch_norm):
         assert mode is Kinds.TRAIN and update_batch_norm
         return params(augmented_and_preprocessed_input_batch["inputs"]), None
 

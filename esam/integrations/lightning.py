@@ -22,7 +22,7 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 try:
@@ -34,8 +34,6 @@ except ImportError as error:
     raise ImportError("esam.integrations.lightning needs lightning: pip install torch-esam[lightning]") from error
 
 from esam.optim import SharpnessAware as Optimizer
-
-from .quiet import quiet, replaced
 
 
 class SharpnessAware(Callback):
@@ -121,7 +119,7 @@ class _PassesClosure(Closure):
         """Run a batch, or some samples of it, as the trainer would."""
         ranks = self._optimizer.needs_losses
         if not self._optimizer.first_pass:
-            with quiet(self._module):
+            with _quiet(self._module):
                 if ranks:
                     return self._redirected("sample_losses", batch, slice(None))
                 return _loss_of(self._training_step(batch))
@@ -237,5 +235,50 @@ def _recording(module: LightningModule, into: list[Tensor]) -> Iterator[None]:
         into.append(losses)
         return losses
 
-    with replaced(module, "sample_losses", recorded):
+    with _replaced(module, "sample_losses", recorded):
         yield
+
+
+@contextmanager
+def _quiet(module: nn.Module) -> Iterator[None]:
+    """Log nothing in this block, and leave metrics as they were: their samples have been counted."""
+    metrics = [_MetricState(metric) for metric in module.modules() if hasattr(metric, "_update_count")]
+    with _replaced(module, "log", lambda *_, **__: None):
+        try:
+            yield
+        finally:
+            for metric in metrics:
+                metric.put_back()
+
+
+@contextmanager
+def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
+    """Shadow an attribute of one module in this block."""
+    attributes = vars(module)
+    before, had = attributes.get(name), name in attributes
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        if had:
+            attributes[name] = before
+        else:
+            del attributes[name]
+
+
+class _MetricState:
+    """What a torchmetrics metric has counted: plain attributes, tensors and lists, changed in place or replaced."""
+
+    def __init__(self, metric: nn.Module) -> None:
+        self._attributes = vars(metric)
+        self._saved = dict(self._attributes)
+        self._tensors = [(held, held.clone()) for held in self._saved.values() if isinstance(held, Tensor)]
+        self._lists = [(held, list(held)) for held in self._saved.values() if isinstance(held, list)]
+
+    def put_back(self) -> None:
+        self._attributes.update(self._saved)
+        with torch.no_grad():
+            for tensor, value in self._tensors:
+                tensor.copy_(value)
+        for held, values in self._lists:
+            held[:] = values
