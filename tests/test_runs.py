@@ -157,7 +157,7 @@ def test_a_finished_run_is_returned_and_no_file_is_touched(tmp_path):
     [
         ({"seed": 1}, "seed is 0 there and 1 here", False),
         ({"method": "sam"}, "method is 'base' there and 'sam' here", True),
-        ({"epochs": 2}, "epochs is 4 there and 2 here", True),
+        ({"epochs": 5}, "epochs is 4 there and 5 here", True),
         ({"epochs": 5, "lr": 0.2}, "epochs is 4 there and 5 here, lr is 0.1 there and 0.2 here", False),
     ],
 )
