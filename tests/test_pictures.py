@@ -76,13 +76,7 @@ def truncate(cache_file):
     cache_file.write_bytes(cache_file.read_bytes()[:-100])
 
 
-def change_one_bit(cache_file):
-    content = bytearray(cache_file.read_bytes())
-    content[-5] ^= 1
-    cache_file.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [truncate, change_one_bit, lambda file: file.write_text("{")])
+@pytest.mark.parametrize("damage", [truncate, lambda file: file.write_text("{")])
 def test_a_damaged_cache_is_noticed_and_healed(tmp_path, cache, damage):
     folder = class_folders(tmp_path / "set", {"cat": 20})
     first = load_data(folder)

@@ -77,8 +77,8 @@ class LoadedRun:
         about = self.about
         if about["mean"] is None:
             raise ValueError(
-                f"this run was trained on {about['data']}, which are no pictures; prepare inputs of shape "
-                f"{about['shape']} yourself"
+                f"this run was trained on {about['data']}, which are no pictures; make inputs of shape "
+                f"{about['shape']} by a function of your own (--read package.module:function)"
             )
         channels, height, width = about["shape"]
         decode = Decoder(channels, height, width, fit=about["resized"])
