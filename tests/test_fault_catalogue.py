@@ -154,10 +154,6 @@ FAULTS = [
     Fault(f"{OURS} --data strange", "wolves"),
     Fault(f"{OURS} --data torn", "001.jpg"),
     Fault("predict run words.png", "words.png", spoil=written("words.png", b"no picture")),
-    Fault("predict own_run new.csv --model own_parts:net", "3 numbers a row", spoil=written("new.csv", b"1,2,3\n")),
-    Fault(
-        "predict own_run new.csv --model own_parts:net", "row 1, column 0", spoil=written("new.csv", b"1,2\nnan,2\n")
-    ),
     Fault("predict own_run photos --model own_parts:net", "--read package.module:function"),
     # nothing is overwritten
     Fault("predict own_run kept.csv --out kept.csv --force", "would be overwritten"),
