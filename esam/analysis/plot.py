@@ -17,7 +17,7 @@ from esam.optim import METHODS
 from esam.styles import styles
 
 from .landscape import Landscape
-from .picture import GRID, Target, write_picture
+from .picture import Target, write_picture
 
 Numbers = Sequence[float]
 Colours = Mapping[str, str]
@@ -113,37 +113,6 @@ def contours(path: Target, landscapes: Mapping[str, Landscape], *, colours: Colo
         bar.outline.set_visible(False)
 
     return write_picture(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)
-
-
-def surfaces(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
-    """Draw landscapes on a plane as 3-D surfaces side by side, with the same height and colour scale in all."""
-    colour_of, fields = _colours(landscapes), _fields(landscapes)
-    low, high = _span(fields.values())
-
-    def draw(figure: Any) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        for number, (name, field) in enumerate(fields.items(), start=1):
-            axes = figure.add_subplot(1, len(fields), number, projection="3d")
-            xs, ys = (torch.tensor(axis) for axis in landscapes[name].axes)
-            x, y = (grid.numpy() for grid in torch.meshgrid(xs, ys, indexing="ij"))
-            shape = {"rcount": len(xs), "ccount": len(ys), "edgecolor": "#ffffff40", "linewidth": 0.25}
-            axes.plot_surface(x, y, field, cmap=MAP, vmin=low, vmax=high, antialiased=True, **shape)
-            axes.set_zlim(low, high)
-            axes.view_init(elev=28, azim=-55)
-            axes.set_box_aspect((1, 1, 0.75), zoom=0.82)
-            axes.set_xlabel("first direction", labelpad=2)
-            axes.set_ylabel("second direction", labelpad=2)
-            axes.zaxis.set_rotate_label(False)
-            axes.set_zlabel("loss", labelpad=1, rotation=90)
-            axes.tick_params(labelsize=7, pad=0)
-            for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
-                axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-                axis.set_pane_color((1, 1, 1, 0))
-                axis._axinfo["grid"].update(color=GRID, linewidth=0.5)
-            axes.set_title(name, color=colour_of[name], fontweight="bold", y=0.98)
-
-    return write_picture(path, draw, width=3.7 * len(fields) + 0.2, height=3.6)
 
 
 def _fields(landscapes: Mapping[str, Landscape]) -> dict[str, Any]:

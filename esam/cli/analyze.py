@@ -47,8 +47,6 @@ class AnalyzeOptions:
     """Pairs of directions that the landscape is averaged over; the paper's is 10."""
     batch_size: int = 250
     """Images that are evaluated together: more take more memory."""
-    vmap: int = 1
-    """Points of landscape and line that are evaluated together; 4 or so is faster for a small model."""
     device: str = "auto"
     """cpu, cuda, ...; auto: an accelerator where there is one."""
     out: Path | None = None
@@ -70,7 +68,7 @@ def analyze(arguments: list[str]) -> None:
 
     for points in filter(None, (options.landscape, options.line)):
         even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
-    for name in ("groups", "vmap", "m", "steps"):
+    for name in ("groups", "m", "steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"{name} must be 1 or more, got {getattr(options, name)!r}")
     if options.pictures is not None:
@@ -116,18 +114,18 @@ def _landscape(
     from esam.train.loaded_run import random_landscape
 
     kept = None if options.pictures is None else options.pictures / f"{name}.json"
-    asked = {option: getattr(options, option) for option in ("reach", "groups", "vmap")}
+    asked = {option: getattr(options, option) for option in ("reach", "groups")}
     with _progress(name) as progress:
         found = random_landscape(objective, points=points, axes=axes, path=kept, progress=progress, **asked)
     print(f"  {name + ', lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
     if options.pictures is not None:
-        from esam.analysis.plot import contours, lines, surfaces
+        from esam.analysis.plot import contours, lines
 
         drawn, folder = {run.record.name: found}, options.pictures
         if axes == 1:
             _print_paths(lines(folder / name, drawn, title=run.record.name))
         else:
-            _print_paths(contours(folder / "contour", drawn) + surfaces(folder / "surface", drawn))
+            _print_paths(contours(folder / "contour", drawn))
     return found.as_json()
 
 

@@ -256,7 +256,6 @@ def random_landscape(
     groups: int = 1,
     path: str | Path | None = None,
     progress: OnProgress | None = None,
-    vmap: int = 1,
 ) -> Landscape:
     """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions.
 
@@ -266,4 +265,4 @@ def random_landscape(
         raise ValueError(f"groups must be 1 or more, got {groups!r}")
     theta = objective.parameters
     directions = [(objective, random_plane(theta, seed=seed)[:axes]) for seed in range(groups)]
-    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress, vmap=vmap)
+    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress)
