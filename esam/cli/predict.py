@@ -12,12 +12,12 @@ from .parsing import POSITIONAL, parse
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Predict on pictures, or on what a function of your own reads, with a trained run; CSV or JSON."""
+    """Predict on pictures, or on the rows of tables, with a trained run; CSV or JSON."""
 
     run: Annotated[Path, POSITIONAL]
     """Folder of a run."""
     files: Annotated[tuple[Path, ...], POSITIONAL]
-    """Pictures, folders of pictures, or whatever READ reads."""
+    """Pictures, folders of pictures, or tables of numbers (.csv, .npy) with a sample in each row."""
     out: Path | None = None
     """File to write; printed if not given."""
     force: bool = False
@@ -29,14 +29,14 @@ class PredictOptions:
     data: str | None = None
     """If that function takes the data: the package.module:function that gives them."""
     read: str | None = None
-    """For other files: a package.module:function from a path to inputs, a sample in each row."""
+    """For files of your own kind: a package.module:function from a path to inputs, a sample in each row."""
 
 
 def predict(arguments: list[str]) -> None:
     """``esam predict``: files to classes."""
     options = parse("predict", PredictOptions, arguments)
     if not options.files:
-        raise ValueError("esam predict wants files: pictures, folders of them, or what --read can read")
+        raise ValueError("esam predict wants files: pictures, or tables of numbers (.csv, .npy)")
     from esam.files import check_new, write_atomically
     from esam.train.loaded_run import load_run
     from esam.train.predict import as_csv, predictions

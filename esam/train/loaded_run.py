@@ -78,7 +78,7 @@ class LoadedRun:
         if about["mean"] is None:
             raise ValueError(
                 f"this run was trained on {about['data']}, which are no pictures; make inputs of shape "
-                f"{about['shape']} by a function of your own (--read package.module:function)"
+                f"{about['shape']} yourself"
             )
         channels, height, width = about["shape"]
         decode = Decoder(channels, height, width, fit=about["resized"])
