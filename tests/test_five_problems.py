@@ -11,7 +11,7 @@ from esam.runs.plan import DEFAULT_METHODS
 @pytest.mark.parametrize("name", five_problems.PROBLEMS)
 def test_no_method_is_more_than_a_point_under_the_base_without_a_warning_that_says_why(name):
     found = five_problems.judged(name)
-    assert set(DEFAULT_METHODS) <= {one.group.method for one, _ in found}
+    assert set(DEFAULT_METHODS) <= {one.method for one, _ in found}
     for one, warning in found:
         assert one.n == len(five_problems.SEEDS) or warning, one.name
         if one.accuracy is None or (one.gain is not None and one.gain.clear and one.gain.value < -1):

@@ -164,7 +164,7 @@ def test_the_table_and_the_sentences_say_diverged(lost, tmp_path):
     assert "SGD diverged with 1 of 2 seeds" in verdict(both).sentence
     (alone,) = summarise([lost[0]]).values()
     assert results_sheet(alone, columns=["Test acc., %"]).rows == (("SGD", "1 diverged"),)
-    assert "lower lr" in alone[0].group.left_out()[0]
+    assert "lower lr" in alone[0].left_out()[0]
 
 
 def test_a_diverged_run_is_not_repeated_and_compare_ends_with_a_code_that_is_not_0(tmp_path, monkeypatch, capsys):

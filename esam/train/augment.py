@@ -53,7 +53,8 @@ def basic(images: Tensor, generator: torch.Generator, among: Rows | None = None)
 
 def inception(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Enlarge a random box of 8 to 100 % of the area, aspect 3/4 to 4/3, to the whole image; mirror at random."""
-    boxes = draw_boxes(_count(images, among), *images.shape[2:], generator)
+    height, width = images.shape[2:]
+    boxes = draw_boxes(_count(images, among), height, width, generator)
     flips = draw_flips(_count(images, among), generator)
     return resized_crops(images, _rows_of(boxes, among), _rows_of(flips, among))
 

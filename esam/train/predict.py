@@ -48,8 +48,9 @@ def predictions(run: LoadedRun, files: Iterable[str | Path], *, read: Reader | N
             continue
         bad = _not_finite(inputs)
         for row, output in enumerate(outputs):
-            error = f"{file}, row {row}, column {bad[row]} is not a finite number" if row in bad else None
-            said = _said(run, output) if error is None else {"error": error}
+            said = _said(run, output)
+            if row in bad:
+                said = {"error": f"{file}, row {row}, column {bad[row]} is not a finite number"}
             yield {"file": str(file), **({} if picture else {"row": row}), **said}
 
 

@@ -11,6 +11,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ class Tracker:
     """Gives the figures of each epoch to a library, which is opened at the first."""
 
     def __init__(self, name: str, folder: Path, config: Config) -> None:
-        self._open = lambda: TRACKERS[name][0](folder, config)
+        self._open = partial(TRACKERS[name][0], folder, config)
         self._log: Log | None = None
         self._close: Callable[[], Any] = lambda: None
 
