@@ -1,6 +1,5 @@
 """Are directions and landscapes what their definitions say, and is an interrupted landscape gone on with?"""
 
-import importlib
 import json
 import math
 
@@ -222,16 +221,6 @@ def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, text):
     with pytest.raises(ValueError, match="holds no landscape.*delete it"):
         line(saddle, {"a": float64(1), "b": float64(2)}, {"a": float64(1)}, ts=[0, 1], path=path)
     assert path.read_text() == text
-
-
-def test_an_interruption_in_the_middle_of_saving_leaves_the_last_file(tmp_path, monkeypatch):
-    path, theta = tmp_path / "line.json", {"w": float64(1)}
-    objective, direction = (lambda p: p["w"].square().sum()), {"w": float64(1)}
-    monkeypatch.setattr(importlib.import_module("esam.analysis.landscape"), "SAVE_SECONDS", 0)
-    with pytest.raises(Interrupted):
-        line(objective, theta, direction, ts=[0, 1, 2], path=path, progress=stop_at(2))
-    assert json.loads(path.read_text())["losses"] == [[1.0, 4.0, None]]
-    assert list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

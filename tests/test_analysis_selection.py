@@ -22,14 +22,6 @@ def test_zeta_of_a_quadratic_is_half_the_curvature_along_eps():
     assert found == pytest.approx(abs(0.5 * eps @ matrix @ eps).item(), rel=1e-10)
 
 
-def test_zeta_of_a_linear_loss_is_zero_and_of_a_concave_one_positive():
-    assert linearity(lambda p: 3 * p["w"].sum(), {"w": torch.ones(2)}, {"w": torch.ones(2)}) == pytest.approx(
-        0, abs=1e-6
-    )
-    # -w^2 from 1 to 3: -9 + 1 + 2 * 2 = -4
-    assert linearity(lambda p: -p["w"].square().sum(), {"w": torch.ones(1)}, {"w": 2 * torch.ones(1)}) == 4
-
-
 # Selection -----------------------------------------------------------------------------------------------------------
 
 

@@ -164,21 +164,6 @@ def test_numbers_of_my_own_are_predicted_as_numbers_by_what_reads_them(tmp_path)
     assert lost["row"] == 1 and "row 1, column 0 is not a finite number" in lost["error"]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2,3\n", "has 3 numbers a row; the model takes 4"),
-        ("1,2,3,4\n3,2,1,x\n", "new.csv: could not convert string 'x'"),
-        ("1,2\n3\n", "the number of columns changed"),
-        ("", "has 0 numbers a row"),
-    ],
-)
-def test_a_table_that_does_not_fit_is_refused_with_a_reason(tmp_path, text, message):
-    (tmp_path / "new.csv").write_text(text)
-    (found,) = predictions(own_run(tmp_path / "run", "classes", "net", epochs=1), [tmp_path / "new.csv"])
-    assert message in found["error"]
-
-
 # Exported ------------------------------------------------------------------------------------------------------------
 
 

@@ -145,11 +145,6 @@ def test_a_loss_that_is_not_finite_ends_a_run_as_diverged_with_what_to_change(lo
     assert "sharpness" not in record.end and record.end["test_accuracy"]["last"] is not None
 
 
-def test_a_diverged_run_is_not_repeated(lost):
-    record, folder = lost
-    assert run(WILD, folder, watch=lambda _: pytest.fail("it ran again")) == record
-
-
 def test_a_run_that_is_lost_in_its_very_last_steps_is_diverged_too(tmp_path):
     record = run(dataclasses.replace(WILD, batch_size=200, epochs=1), tmp_path)  # one step: its loss is at the start
     assert record.epochs[0]["train_loss"] is not None and record.diverged
