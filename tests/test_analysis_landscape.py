@@ -14,7 +14,6 @@ from esam.analysis import (
     filter_normalised,
     gaussian,
     landscape,
-    line,
     plane,
     random_plane,
     sam_eps,
@@ -99,6 +98,10 @@ def test_sams_eps_by_hand_and_swps_is_sams_on_average():
 
 
 # Landscapes ----------------------------------------------------------------------------------------------------------
+
+
+def line(objective, theta, direction, *, ts, **more):
+    return landscape([(objective, [direction])], theta, [ts], **more)
 
 
 def saddle(p):

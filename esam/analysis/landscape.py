@@ -48,19 +48,6 @@ class Landscape:
         return {"axes": [list(axis) for axis in self.axes], "groups": groups}
 
 
-def line(
-    objective: Objective,
-    parameters: Parameters,
-    direction: Parameters,
-    *,
-    ts: Sequence[float],
-    path: str | Path | None = None,
-    progress: OnProgress | None = None,
-) -> Landscape:
-    """Return the loss at theta + t * direction for each t."""
-    return landscape([(objective, [direction])], parameters, [ts], path=path, progress=progress)
-
-
 def plane(
     objective: Objective,
     parameters: Parameters,
@@ -68,11 +55,9 @@ def plane(
     *,
     xs: Sequence[float],
     ys: Sequence[float],
-    path: str | Path | None = None,
-    progress: OnProgress | None = None,
 ) -> Landscape:
     """Return the loss at theta + x * directions[0] + y * directions[1]; ``losses[0, i, j]`` belongs to xs[i], ys[j]."""
-    return landscape([(objective, directions)], parameters, [xs, ys], path=path, progress=progress)
+    return landscape([(objective, directions)], parameters, [xs, ys])
 
 
 def even_axis(reach: float, n: int) -> list[float]:
@@ -94,7 +79,7 @@ def landscape(
     path: str | Path | None = None,
     progress: OnProgress | None = None,
 ) -> Landscape:
-    """Return the loss on the grid of ``axes``, once for each group.
+    """Return the loss on the grid of ``axes``, a line for one axis and a plane for two, once for each group.
 
     Give several groups to average: the paper draws ten pairs of random directions. ``path`` names a JSON file that
     keeps what is done: after an interruption the same call goes on there, with the same values. ``progress`` is called

@@ -20,7 +20,6 @@ from .landscape import Landscape
 from .picture import Target, write_picture
 
 Numbers = Sequence[float]
-Colours = Mapping[str, str]
 
 MAP = "viridis"
 STEEP = 20
@@ -44,11 +43,10 @@ def curves(
     x_label: str,
     y_label: str,
     title: str = "",
-    colours: Colours | None = None,
     log_y: bool = False,
 ) -> list[Path]:
     """Draw lines against a common axis."""
-    colour_of = _colours(drawn, colours)
+    colour_of = _colours(drawn)
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -67,24 +65,22 @@ def curves(
     return write_picture(path, draw, width=5.2, height=3.4)
 
 
-def lines(
-    path: Target, landscapes: Mapping[str, Landscape], *, title: str = "", colours: Colours | None = None
-) -> list[Path]:
+def lines(path: Target, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
     """Draw landscapes on a line: the mean over groups, with the groups' standard deviation around it."""
     drawn = {}
     for name, found in landscapes.items():
         _check_axes(name, found, 1)
         spread = found.losses.std(0).tolist() if len(found.losses) > 1 else None
         drawn[name] = Curve(found.axes[0], found.mean.tolist(), spread)
-    return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title, colours=colours)
+    return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title)
 
 
-def contours(path: Target, landscapes: Mapping[str, Landscape], *, colours: Colours | None = None) -> list[Path]:
+def contours(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
     """Draw landscapes on a plane side by side, with the same levels in all: closer lines mean a sharper minimum.
 
     The cross marks theta.
     """
-    colour_of, fields = _colours(landscapes, colours), _fields(landscapes)
+    colour_of, fields = _colours(landscapes), _fields(landscapes)
     low, high = _span(fields.values())
     steep = low > 0 and high / low > STEEP
     shares = [i / (LEVELS - 1) for i in range(LEVELS)]
@@ -139,7 +135,6 @@ def _check_axes(name: str, found: Landscape, count: int) -> None:
         raise ValueError(f"the landscape of {name!r} is {kind}")
 
 
-def _colours(names: Iterable[str], chosen: Colours | None = None) -> dict[str, str]:
+def _colours(names: Iterable[str]) -> dict[str, str]:
     titles = {row.named("SGD"): method for method, row in METHODS.items()}
-    found = styles({name: titles.get(name, name) for name in names})
-    return {**{name: style.colour for name, style in found.items()}, **(chosen or {})}
+    return {name: style.colour for name, style in styles({name: titles.get(name, name) for name in names}).items()}

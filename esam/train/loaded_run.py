@@ -237,7 +237,7 @@ def figures(
         selection = select(objective, theta, gamma=gamma, rho=rho)
         found["linearity"] = {"value": linearity(objective, theta, selection.eps), "rho": rho}
         cosines = gradient_cosines(objective, theta, selection)
-        found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.as_json(), "cosines": cosines}
+        found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.sets(), "cosines": cosines}
     if eigenvalues:
         found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
         found["trace"] = {**hessian_trace(objective, theta, vectors=vectors)._asdict(), "vectors": vectors}
