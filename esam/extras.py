@@ -8,7 +8,6 @@ EXTRAS = {
     **dict.fromkeys(("rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
     **dict.fromkeys(("datasets", "safetensors"), "train"),
     **dict.fromkeys(("curvlinops", "scipy", "matplotlib"), "analysis"),
-    **dict.fromkeys(("onnx", "onnxscript"), "onnx"),
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "mlflow"),

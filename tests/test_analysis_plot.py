@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from esam.analysis import Landscape, even_axis, picture
-from esam.analysis.plot import Curve, contours, curves, lines, surfaces
+from esam.analysis.plot import Curve, contours, curves, lines
 from esam.optim import METHODS
 
 AXIS = tuple(even_axis(1.0, 5))
@@ -31,7 +31,6 @@ KINDS = {
     "curves": lambda p: curves(p, {"SAM": Curve([0, 1], [1, 2], [0.1, 0.2]), "ESAM": Curve([0, 1], [2, 3])}, **LABELS),
     "lines": lambda p: lines(p, {"SAM": valley(), "ESAM": valley(2)}),
     "contours": lambda p: contours(p, {"SAM": bowl(), "ESAM": bowl(0.5)}),
-    "surfaces": lambda p: surfaces(p, {"SAM": bowl(), "ESAM": bowl(0.5)}),
 }
 
 
@@ -42,7 +41,6 @@ def test_a_picture_has_its_labels_and_the_methods_colours_and_is_the_same_when_d
     assert text == again
     labels = {
         "contours": {"first direction", "second direction", "loss (logarithmic)"},
-        "surfaces": {"first direction", "second direction", "loss"},
         "lines": {"distance along the direction", "loss"},
     }
     words = set(re.findall(r">([^<>]+)</text>", text))
@@ -77,9 +75,8 @@ def test_panels_share_their_levels_and_a_logarithmic_scale_says_so(tmp_path, mon
 def test_losses_that_are_not_finite_are_left_blank_a_flat_plane_is_drawn_and_nothing_at_all_is_refused(tmp_path):
     losses = bowl().losses.clone()
     losses[:, 0, 0] = float("inf")
-    for draw in (contours, surfaces):
-        draw(tmp_path / "some.png", {"SAM": Landscape((AXIS, AXIS), losses)})
-        draw(tmp_path / "flat.png", {"SAM": Landscape((AXIS, AXIS), torch.ones_like(losses))})
+    contours(tmp_path / "some.png", {"SAM": Landscape((AXIS, AXIS), losses)})
+    contours(tmp_path / "flat.png", {"SAM": Landscape((AXIS, AXIS), torch.ones_like(losses))})
     with pytest.raises(ValueError, match="no loss is finite; choose a smaller reach"):
         contours(tmp_path / "n.png", {"SAM": Landscape((AXIS, AXIS), torch.full_like(losses, float("nan")))})
     with pytest.raises(ValueError, match="'SAM' is a line"):

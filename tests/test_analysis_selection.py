@@ -22,14 +22,6 @@ def test_zeta_of_a_quadratic_is_half_the_curvature_along_eps():
     assert found == pytest.approx(abs(0.5 * eps @ matrix @ eps).item(), rel=1e-10)
 
 
-def test_zeta_of_a_linear_loss_is_zero_and_of_a_concave_one_positive():
-    assert linearity(lambda p: 3 * p["w"].sum(), {"w": torch.ones(2)}, {"w": torch.ones(2)}) == pytest.approx(
-        0, abs=1e-6
-    )
-    # -w^2 from 1 to 3: -9 + 1 + 2 * 2 = -4
-    assert linearity(lambda p: -p["w"].square().sum(), {"w": torch.ones(1)}, {"w": 2 * torch.ones(1)}) == 4
-
-
 # Selection -----------------------------------------------------------------------------------------------------------
 
 
@@ -75,14 +67,14 @@ def test_a_selection_is_that_of_a_plain_loop(gamma):
     assert torch.allclose(found.losses, losses, rtol=1e-12)
     assert torch.allclose(found.perturbed_losses, perturbed, rtol=1e-10)
     for name, rows in (("plus", plus), ("minus", minus), ("all", list(range(12)))):
-        one = found.sample_set(name)
-        assert one.count == len(rows)
-        assert one.loss == pytest.approx(losses[rows].mean().item(), rel=1e-12)
-        assert one.perturbed_loss == pytest.approx(perturbed[rows].mean().item(), rel=1e-10)
-        assert one.rise == pytest.approx((perturbed[rows] - losses[rows]).mean().item(), rel=1e-8)
+        one = found.sets()[name]
+        assert one["count"] == len(rows)
+        assert one["loss"] == pytest.approx(losses[rows].mean().item(), rel=1e-12)
+        assert one["perturbed_loss"] == pytest.approx(perturbed[rows].mean().item(), rel=1e-10)
+        assert one["rise"] == pytest.approx((perturbed[rows] - losses[rows]).mean().item(), rel=1e-8)
     assert {name: cosines[name] for name in plain_cosines} == pytest.approx(plain_cosines, rel=1e-8)
-    assert found.sample_set("minus").rise <= found.sample_set("all").rise <= found.sample_set("plus").rise
-    assert found.as_json()["plus"]["rise"] == found.sample_set("plus").rise
+    rises = {name: one["rise"] for name, one in found.sets().items()}
+    assert rises["minus"] <= rises["all"] <= rises["plus"]
 
 
 def test_the_random_set_is_as_large_as_b_plus_and_decided_by_the_seed():
@@ -98,8 +90,8 @@ def test_losses_along_eps_begin_at_theta_and_pass_theta_plus_eps():
     found = select(objective, theta, gamma=0.5, rho=0.3)
     curves = losses_along(objective, theta, found, ts=[0, 1, 2])
     for name, curve in curves.items():
-        one = found.sample_set(name)
-        assert curve[:2] == pytest.approx([one.loss, one.perturbed_loss], rel=1e-12)
+        one = found.sets()[name]
+        assert curve[:2] == pytest.approx([one["loss"], one["perturbed_loss"]], rel=1e-12)
     beyond = {n: p + 2 * found.eps[n] for n, p in theta.items()}
     assert curves["all"][2] == pytest.approx(objective(beyond).item(), rel=1e-12)
 
@@ -114,4 +106,4 @@ def test_a_share_that_leaves_nothing_is_refused(gamma):
 def test_an_unknown_set_is_refused():
     _, _, _, objective = problem()
     with pytest.raises(ValueError, match="one of all, plus, minus, random, got 'most'"):
-        select(objective, objective.parameters).sample_set("most")
+        select(objective, objective.parameters).rows("most")

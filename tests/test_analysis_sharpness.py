@@ -75,13 +75,6 @@ def test_steps_that_overshoot_are_halved_until_the_loss_rises():
     assert found == pytest.approx([math.sin(3), math.sin(1.5), 1], rel=1e-9)
 
 
-def test_adaptive_sharpness_by_hand():
-    # w = (1, 3), eta = 1: T = (2, 4); g = (3, 0.5): T g = (6, 2), |T g| = sqrt(40); eps = rho T^2 g / |T g|
-    slope = torch.tensor([3.0, 0.5], dtype=torch.float64)
-    found = adaptive_sharpness(lambda p: slope @ p["w"], {"w": torch.tensor([1.0, 3.0]).double()}, rho=0.1, eta=1)
-    assert found == pytest.approx(0.1 * (3 * 12 + 0.5 * 8) / math.sqrt(40), rel=1e-12)
-
-
 def test_adaptive_sharpness_is_the_rise_under_asams_own_step():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1)).double()

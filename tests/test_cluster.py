@@ -92,5 +92,5 @@ def test_the_commands_runs_end_as_they_do_here_though_a_node_is_killed_in_the_mi
     records = read_records(out)
     assert len(records) == 2 and all(record.finished for record in records) and (out / "report.html").exists()
     (there,) = [record for record in records if record.path == killed[0].path]
-    here = run(Config.from_json(there.config), tmp_path / "here", measures=MEASURES, keep_weights=True)
+    here = run(Config.from_json(there.config), tmp_path / "here", measures=MEASURES)
     assert timeless(there) == timeless(here)

@@ -105,12 +105,8 @@ def test_a_set_of_the_hub_is_decoded_once_for_each_of_its_versions(datasets, mon
 
 def test_an_unknown_name_is_answered_with_the_nearest_and_the_ways_to_give_one(datasets):
     assert did_you_mean("uoft-cs/cifar10", ["digits", "uoft-cs/cifar10"]) == ""  # whatever is wrong, not the name
-    with pytest.raises(ValueError, match=r"Did you mean 'digits'\?.*train/<class>.*ESAM_DATA"):
-        load_data("digit")
     with pytest.raises(ValueError, match="Did you mean 'uoft-cs/cifar10'"):
         load_data("cifar10")
-    with pytest.raises(ValueError, match=r"no such folder"):
-        load_data("./nowhere/at/all")
     with pytest.raises(ValueError, match=r"Did you mean 'uoft-cs/cifar10"):
         load_data("uoft-cs/cifar11")
 

@@ -86,8 +86,6 @@ def spoilt(name, data):
         elif isinstance(data, bytes):
             path.write_bytes(data)
         else:
-            for old in (root / "spoilt").glob("*.safetensors"):  # the checkpoint is read where no weights are kept
-                old.unlink()
             torch.save(data, path)
 
     return spoil
@@ -166,7 +164,7 @@ FAULTS = [
     Fault("predict own_run kept.csv --out kept.csv --force", "would be overwritten"),
     Fault("predict own_run kept.csv --out precious.csv", "--force"),
     Fault("export run precious.safetensors", "--force"),
-    Fault("export run weights.bin", ".safetensors or .onnx"),
+    Fault("export run weights.bin", ".safetensors"),
     Fault("train T --out run --method esam", "holds another run"),
     Fault("train T --out kept.csv/run", "is a file, not a folder"),
     # models and data of one's own

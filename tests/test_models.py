@@ -17,7 +17,6 @@ from esam.train.models.convolutional import (
     Residual,
     WideBlock,
     basic_body,
-    block_plan,
     bottleneck_resnet,
     padded_shortcut,
     pyramidnet,
@@ -95,10 +94,6 @@ def test_pyramidnet_widens_as_published_when_alpha_leaves_fractions():
         assert count_parameters(pyramidnet(110, 48, classes=10, channels=3, size=32)) == published
 
 
-def test_the_block_plan_halves_the_image_at_every_stage_but_the_first():
-    assert list(block_plan(16, [[16, 17], [32], [64]])) == [(16, 16, 1), (16, 17, 1), (17, 32, 2), (32, 64, 2)]
-
-
 def test_a_residual_block_rectifies_the_sum_and_not_only_the_body():
     assert torch.equal(Residual(nn.Identity(), nn.Identity())(torch.tensor([-1.0, 2.0])), torch.tensor([0.0, 4.0]))
 
@@ -169,20 +164,6 @@ def test_gradients_reach_every_parameter_and_no_random_number_is_drawn(kind):
     # Dropout would draw: the two passes of SAM would then see two different networks.
     assert torch.equal(torch.get_rng_state(), before)
     assert [path for path, p in model.named_parameters() if p.grad is None or not p.grad.any()] == []
-
-
-@each_kind
-def test_other_samples_of_the_batch_do_not_change_a_score(kind):
-    model, images = in_float64(kind, 3)
-    model.train(kind in ("vit", "cnn", "mlp"))  # in train mode BatchNorm, which these lack, mixes the samples by design
-    agree(model(images)[1:2], model(images[1:2]))
-
-
-@pytest.mark.parametrize("kind", ["resnet8", "vit", "mlp"])  # the three ways of drawing weights
-def test_the_seed_decides_the_weights(kind):
-    first, again, other = (nn.utils.parameters_to_vector(seeded(kind, seed).parameters()) for seed in (3, 3, 4))
-    assert torch.equal(first, again)
-    assert not torch.equal(first, other)
 
 
 def test_convolutions_start_with_the_variance_of_he_et_al():

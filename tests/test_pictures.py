@@ -5,7 +5,6 @@ import torch
 from picture_makers import class_folders, own_cache, own_datasets, parquet, picture, reds, table
 from PIL import Image
 
-from esam.train import datasets as esam_datasets
 from esam.train.datasets import load_data
 from esam.train.pictures import Decoder
 
@@ -76,13 +75,7 @@ def truncate(cache_file):
     cache_file.write_bytes(cache_file.read_bytes()[:-100])
 
 
-def change_one_bit(cache_file):
-    content = bytearray(cache_file.read_bytes())
-    content[-5] ^= 1
-    cache_file.write_bytes(content)
-
-
-@pytest.mark.parametrize("damage", [truncate, change_one_bit, lambda file: file.write_text("{")])
+@pytest.mark.parametrize("damage", [truncate, lambda file: file.write_text("{")])
 def test_a_damaged_cache_is_noticed_and_healed(tmp_path, cache, damage):
     folder = class_folders(tmp_path / "set", {"cat": 20})
     first = load_data(folder)
@@ -99,11 +92,3 @@ def test_a_cache_that_cannot_be_written_is_only_a_warning(tmp_path, cache):
     cache.write_text("a file where the folder should be")
     with pytest.warns(UserWarning, match="point ESAM_CACHE at"):
         assert len(load_data(class_folders(tmp_path / "set", {"cat": 10})).train[1]) == 8
-
-
-def test_pictures_that_memory_cannot_hold_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
-    folder = class_folders(tmp_path / "set", {"cat": 5})
-    monkeypatch.setattr(esam_datasets, "available_memory", lambda: 2 * 5 * 3 * 8 * 8 - 1)
-    monkeypatch.setattr(Decoder, "decode_all", lambda *_: pytest.fail("decoded"))
-    with pytest.raises(ValueError, match=r"caching 5 pictures takes .* GB; lower size, or give a Dataset of your own"):
-        load_data(folder)

@@ -4,7 +4,6 @@ One pair of processes trains every method of the registry by the trainer's own l
 """
 
 import contextlib
-import dataclasses
 import functools
 import os
 
@@ -171,7 +170,7 @@ def cases(rank, folder):
         )
     yield "dropped", functools.partial(dropped, ranks)
     yield "named", functools.partial(named, ranks)
-    yield "run", functools.partial(run, RUN, folder / "run", keep_weights=True)
+    yield "run", functools.partial(run, RUN, folder / "run")
     yield "compared", functools.partial(compared, ranks, folder)
     yield "refused", functools.partial(refused, "report")
 
@@ -206,7 +205,7 @@ def assert_within(a, b):
         torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("augment", ["none", "shift", "basic", "cutout", "inception"])
+@pytest.mark.parametrize("augment", ["none", "shift", "basic", "inception"])
 def test_the_parts_of_a_batch_are_augmented_as_the_whole_is(augment):
     images = torch.randint(0, 256, (10, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
     batches = Batches((images, torch.arange(10)), 7, transform=Normalise((0.5,) * 3, (0.2,) * 3), augment=augment)
@@ -272,11 +271,9 @@ def test_rank_0_writes_one_record_and_one_checkpoint_that_one_process_takes_for_
     path = folder / "run"
     assert one == other == read_record(path / "record.jsonl")
     assert one.finished and [line["ranks"] for line in one.epochs] == [2, 2, 2]
-    assert {"best.safetensors", "last.safetensors", "checkpoint.pt"} <= {file.name for file in path.iterdir()}
     assert len(one.end["class_accuracy"]) == 10
-    longer = run(dataclasses.replace(RUN, epochs=4), path)  # on one
-    assert longer.run["extended"] == [3] and longer.epochs[-1].get("ranks") is None
-    assert Config.from_json(one.config).id() == RUN.id()
+    assert Checkpoint(path).load()["progress"]["epoch"] == 3
+    assert run(RUN, path) == one  # on one
 
 
 def test_the_ranks_compare_each_run_together_and_rank_0_tells(ranks, folder):

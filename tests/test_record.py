@@ -17,7 +17,6 @@ import pytest
 
 from esam.train.record import (
     RecordWriter,
-    config_id,
     environment,
     read_pack,
     read_record,
@@ -199,11 +198,6 @@ def test_records_are_found_below_the_folder_sorted_by_name_and_seed(tmp_path):
     assert read_records(tmp_path / "a" / "SGD2")[0].seed == 2
     with pytest.raises(ValueError, match="nowhere is not a folder"):
         read_records(tmp_path / "nowhere")
-
-
-def test_the_id_depends_on_the_settings_and_not_on_their_order():
-    assert config_id({"a": 1, "b": {"c": 2, "d": 3}}) == config_id({"b": {"d": 3, "c": 2}, "a": 1})
-    assert config_id({"a": 1}) != config_id({"a": 2}) and re.fullmatch("[0-9a-f]{12}", config_id({}))
 
 
 def test_the_environment_names_the_hardware_and_never_the_host_the_user_or_a_path():

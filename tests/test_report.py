@@ -87,10 +87,10 @@ def summarised(folder):
 
 def test_means_deviations_and_ratios_are_those_worked_out_by_hand(runs):
     base, esam = summarised(runs)
-    assert (base.name, base.is_base, base.n, base.group.unfinished) == ("SGD", True, 3, ())
+    assert (base.name, base.is_base, base.n, base.unfinished) == ("SGD", True, 3, ())
     assert base.accuracy.mean == pytest.approx(0.92) and base.accuracy.std == pytest.approx(0.02)
     assert base.sharpness == Measured(3.0, 1.0, 3)
-    assert (esam.name, esam.is_base, esam.n, len(esam.group.unfinished)) == ("ESAM", False, 2, 1)
+    assert (esam.name, esam.is_base, esam.n, len(esam.unfinished)) == ("ESAM", False, 2, 1)
     assert esam.accuracy.mean == pytest.approx(0.935) and esam.accuracy.std == pytest.approx(0.01 * math.sqrt(2))
     assert esam.time_ratio == pytest.approx(1.38) and esam.counted_ratio == pytest.approx(5.1 / 3)
     assert esam.forwards == Measured(6.5, 0.0, 2)

@@ -11,9 +11,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from esam import METHODS
 from esam.train import Checkpoint, Config, evaluate, loop, run, runner
-from esam.train.build import batches_of, build_optimizer, build_parts, chosen_device, prepared_model
+from esam.train.build import batches_of, build_parts, prepared_model
 from esam.train.datasets import load_data
 from esam.train.record import RECORD_NAME, read_record
 
@@ -86,19 +85,6 @@ def test_a_run_interrupted_while_it_is_measured_trains_no_epoch_twice(tmp_path):
     assert record.end["test_accuracy"]["last"] == record.epochs[-1]["test_accuracy"]
 
 
-def test_a_truncated_checkpoint_costs_an_epoch_and_nothing_else(tmp_path):
-    run(TINY, tmp_path / "alone")
-    with pytest.raises(Interrupted):
-        run(TINY, tmp_path / "run", watch=stopping_at(4))
-    path = Checkpoint(tmp_path / "run").path
-    path.write_bytes(path.read_bytes()[:1000])
-    seen = []
-    with pytest.warns(UserWarning, match="going back to the checkpoint before it"):
-        run(TINY, tmp_path / "run", watch=seen.append)
-    assert [m["epoch"] for m in seen] == [3, 4]
-    assert lines(tmp_path / "run") == lines(tmp_path / "alone")
-
-
 def test_a_budget_is_spent_once_however_often_the_run_is_interrupted(tmp_path, monkeypatch):
     now = iter(range(10**6))  # a clock that moves on by a second whenever somebody looks at it
     monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(now), process_time=lambda: 0.0))
@@ -157,7 +143,7 @@ def test_a_finished_run_is_returned_and_no_file_is_touched(tmp_path):
     [
         ({"seed": 1}, "seed is 0 there and 1 here", False),
         ({"method": "sam"}, "method is 'base' there and 'sam' here", True),
-        ({"epochs": 2}, "epochs is 4 there and 2 here", True),
+        ({"epochs": 5}, "epochs is 4 there and 5 here", True),
         ({"epochs": 5, "lr": 0.2}, "epochs is 4 there and 5 here, lr is 0.1 there and 0.2 here", False),
     ],
 )
@@ -211,18 +197,6 @@ def test_a_second_process_is_kept_out_of_a_folder_and_the_first_is_not_disturbed
     assert record.finished and len(record.epochs) == TINY.epochs and Config.from_json(record.config) == TINY
 
 
-def test_a_record_of_a_newer_version_is_refused_clearly(tmp_path):
-    run(TINY, tmp_path)
-    path = tmp_path / RECORD_NAME
-    text = path.read_text()
-    path.write_text(text.replace('"format": 1', '"format": 2', 1))
-    with pytest.raises(ValueError, match="written by a newer version of esam .* upgrade with pip install -U"):
-        run(TINY, tmp_path)
-    path.write_text(text.replace('"lr": 0.1', '"lr": 0.1, "lr_warmup": 5', 1))
-    with pytest.raises(ValueError, match="unknown setting 'lr_warmup'"):
-        run(TINY, tmp_path)
-
-
 def test_a_checkpoint_without_its_record_is_refused(tmp_path):
     run(TINY, tmp_path)
     os.remove(tmp_path / RECORD_NAME)
@@ -237,36 +211,15 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path):
     ("change", "message"),
     [
         ({"augment": "shfit"}, "got 'shfit'. Did you mean 'shift'"),
-        ({"precision": "pf16"}, "got 'pf16'. Did you mean 'fp16'"),
-        ({"schedule": "cosin"}, "got 'cosin'. Did you mean 'cosine'"),
         ({"optimizer": "adam"}, "got 'adam'. Did you mean 'adamw'"),
         ({"device": "gpu"}, "device must be auto, cpu or one that torch finds here, got 'gpu'"),
-        ({"method": "esam", "settings": {"ranking": "exat"}}, "ranking must be one of exact, random"),
-        ({"batch_size": 0}, "batch_size must be 1 or more, got 0"),
         ({"train_size": 10**6}, r"train_size must be in 1..1438"),
-        ({"label_noise": 20}, "for 20 % write 0.2"),
         ({"label_column": "label"}, "digits has no columns to choose from"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_the_nearest_name_or_the_range(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         run(dataclasses.replace(TINY, **change), tmp_path)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_device_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="one that torch finds here, got 'cuda'"):
-        chosen_device("cuda")
-    assert chosen_device("auto") == chosen_device("cpu") == torch.device("cpu")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_setting_reaches_the_optimizer(method):
-    settings = {"rho": 0.3} if "rho" in METHODS[method].options() else {}
-    config = dataclasses.replace(TINY, method=method, settings=settings, lr=0.7)
-    optimizer = build_optimizer(config, torch.nn.Linear(2, 2))
-    assert optimizer.param_groups[0]["lr"] == 0.7
-    assert optimizer.rho == settings.get("rho")
 
 
 def test_the_learning_rate_rises_over_the_warm_up_and_then_falls_along_the_cosine(tmp_path):

@@ -90,7 +90,6 @@ SWEEP = (
 JOBS: dict[str, list[str]] = {
     "": ["python optimizers.py"],
     "train": [COMPARE, "esam report runs", "esam methods"],
-    "train,onnx": [COMPARE, "esam export runs/sam-* model.onnx"],
     "train,tensorboard": [TRACK.format("tensorboard")],
     "train,wandb": [TRACK.format("wandb")],
     "train,mlflow": [TRACK.format("mlflow")],

@@ -5,7 +5,7 @@ The Hessian needs curvlinops and the pictures of ``esam.analysis.plot`` need mat
 
 from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
 from .hessian import hessian_trace, spectral_density, top_eigenvalues
-from .landscape import Landscape, even_axis, landscape, line, plane
+from .landscape import Landscape, even_axis, landscape, plane
 from .objective import ModelObjective, Objective
 from .rounding import rounded, rounded_accuracy
 from .selection import gradient_cosines, losses_along, select
@@ -24,7 +24,6 @@ __all__ = [
     "gradient_cosines",
     "hessian_trace",
     "landscape",
-    "line",
     "linearity",
     "losses_along",
     "m_sharpness",

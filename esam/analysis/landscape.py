@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import time
@@ -47,19 +48,6 @@ class Landscape:
         return {"axes": [list(axis) for axis in self.axes], "groups": groups}
 
 
-def line(
-    objective: Objective,
-    parameters: Parameters,
-    direction: Parameters,
-    *,
-    ts: Sequence[float],
-    path: str | Path | None = None,
-    progress: OnProgress | None = None,
-) -> Landscape:
-    """Return the loss at theta + t * direction for each t."""
-    return landscape([(objective, [direction])], parameters, [ts], path=path, progress=progress)
-
-
 def plane(
     objective: Objective,
     parameters: Parameters,
@@ -67,11 +55,9 @@ def plane(
     *,
     xs: Sequence[float],
     ys: Sequence[float],
-    path: str | Path | None = None,
-    progress: OnProgress | None = None,
 ) -> Landscape:
     """Return the loss at theta + x * directions[0] + y * directions[1]; ``losses[0, i, j]`` belongs to xs[i], ys[j]."""
-    return landscape([(objective, directions)], parameters, [xs, ys], path=path, progress=progress)
+    return landscape([(objective, directions)], parameters, [xs, ys])
 
 
 def even_axis(reach: float, n: int) -> list[float]:
@@ -92,31 +78,26 @@ def landscape(
     *,
     path: str | Path | None = None,
     progress: OnProgress | None = None,
-    vmap: int = 1,
 ) -> Landscape:
-    """Return the loss on the grid of ``axes``, once for each group.
+    """Return the loss on the grid of ``axes``, a line for one axis and a plane for two, once for each group.
 
     Give several groups to average: the paper draws ten pairs of random directions. ``path`` names a JSON file that
     keeps what is done: after an interruption the same call goes on there, with the same values. ``progress`` is called
-    with (points done, points in all). ``vmap`` is how many points are evaluated at once, by torch.func.vmap: more are
-    faster where the model is small, and take that much more memory.
+    with (points done, points in all).
     """
     axes = [[float(c) for c in axis] for axis in axes]
     _check(groups, parameters, axes)
-    if vmap < 1:
-        raise ValueError(f"vmap must be 1 or more, got {vmap!r}")
-    points = torch.cartesian_prod(*[torch.tensor(axis, dtype=torch.float64) for axis in axes]).reshape(-1, len(axes))
+    points = list(itertools.product(*axes))
     at_theta = [repeats(objective, parameters) for objective, _ in groups]
     work = _Work(path, _fingerprint(groups, parameters, axes), at_theta, len(points))
     try:
         for number, ((objective, directions), losses) in enumerate(zip(groups, work.losses, strict=True)):
-            for start in range(0, len(points), vmap):
-                some = slice(start, min(start + vmap, len(points)))
-                if None in losses[some]:
-                    losses[some] = _losses_at(objective, parameters, directions, points[some].tolist())
+            for index, point in enumerate(points):
+                if losses[index] is None:
+                    losses[index] = _loss_at(objective, parameters, directions, point)
                     work.save_now_and_then()
                     if progress is not None:
-                        progress(number * len(points) + some.stop, len(groups) * len(points))
+                        progress(number * len(points) + index + 1, len(groups) * len(points))
     finally:
         work.save()
     shape = (len(groups), *(len(axis) for axis in axes))
@@ -125,21 +106,13 @@ def landscape(
 
 
 @torch.no_grad()
-def _losses_at(
-    objective: Objective, theta: Parameters, directions: Sequence[Parameters], rows: Sequence[Sequence[float]]
-) -> list[float]:
-    """Return the losses at theta + sum_k row[k] * directions[k]; those of several rows together, by vmap."""
-    points = []
-    for row in rows:
-        point = theta
-        for direction, c in zip(directions, row, strict=True):
-            point = moved(point, direction, c)
-        points.append(point)
-    if len(points) == 1:
-        return [float(objective(points[0]))]
-    found: Tensor = torch.func.vmap(objective)({name: torch.stack([p[name] for p in points]) for name in theta})
-    losses: list[float] = found.tolist()
-    return losses
+def _loss_at(
+    objective: Objective, theta: Parameters, directions: Sequence[Parameters], coefficients: Sequence[float]
+) -> float:
+    """Return the loss at theta + sum_k coefficients[k] * directions[k]."""
+    for direction, c in zip(directions, coefficients, strict=True):
+        theta = moved(theta, direction, c)
+    return float(objective(theta))
 
 
 class _Work:

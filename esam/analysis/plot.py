@@ -17,10 +17,9 @@ from esam.optim import METHODS
 from esam.styles import styles
 
 from .landscape import Landscape
-from .picture import GRID, Target, write_picture
+from .picture import Target, write_picture
 
 Numbers = Sequence[float]
-Colours = Mapping[str, str]
 
 MAP = "viridis"
 STEEP = 20
@@ -44,11 +43,10 @@ def curves(
     x_label: str,
     y_label: str,
     title: str = "",
-    colours: Colours | None = None,
     log_y: bool = False,
 ) -> list[Path]:
     """Draw lines against a common axis."""
-    colour_of = _colours(drawn, colours)
+    colour_of = _colours(drawn)
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -67,24 +65,22 @@ def curves(
     return write_picture(path, draw, width=5.2, height=3.4)
 
 
-def lines(
-    path: Target, landscapes: Mapping[str, Landscape], *, title: str = "", colours: Colours | None = None
-) -> list[Path]:
+def lines(path: Target, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
     """Draw landscapes on a line: the mean over groups, with the groups' standard deviation around it."""
     drawn = {}
     for name, found in landscapes.items():
         _check_axes(name, found, 1)
         spread = found.losses.std(0).tolist() if len(found.losses) > 1 else None
         drawn[name] = Curve(found.axes[0], found.mean.tolist(), spread)
-    return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title, colours=colours)
+    return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title)
 
 
-def contours(path: Target, landscapes: Mapping[str, Landscape], *, colours: Colours | None = None) -> list[Path]:
+def contours(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
     """Draw landscapes on a plane side by side, with the same levels in all: closer lines mean a sharper minimum.
 
     The cross marks theta.
     """
-    colour_of, fields = _colours(landscapes, colours), _fields(landscapes)
+    colour_of, fields = _colours(landscapes), _fields(landscapes)
     low, high = _span(fields.values())
     steep = low > 0 and high / low > STEEP
     shares = [i / (LEVELS - 1) for i in range(LEVELS)]
@@ -115,37 +111,6 @@ def contours(path: Target, landscapes: Mapping[str, Landscape], *, colours: Colo
     return write_picture(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)
 
 
-def surfaces(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
-    """Draw landscapes on a plane as 3-D surfaces side by side, with the same height and colour scale in all."""
-    colour_of, fields = _colours(landscapes), _fields(landscapes)
-    low, high = _span(fields.values())
-
-    def draw(figure: Any) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        for number, (name, field) in enumerate(fields.items(), start=1):
-            axes = figure.add_subplot(1, len(fields), number, projection="3d")
-            xs, ys = (torch.tensor(axis) for axis in landscapes[name].axes)
-            x, y = (grid.numpy() for grid in torch.meshgrid(xs, ys, indexing="ij"))
-            shape = {"rcount": len(xs), "ccount": len(ys), "edgecolor": "#ffffff40", "linewidth": 0.25}
-            axes.plot_surface(x, y, field, cmap=MAP, vmin=low, vmax=high, antialiased=True, **shape)
-            axes.set_zlim(low, high)
-            axes.view_init(elev=28, azim=-55)
-            axes.set_box_aspect((1, 1, 0.75), zoom=0.82)
-            axes.set_xlabel("first direction", labelpad=2)
-            axes.set_ylabel("second direction", labelpad=2)
-            axes.zaxis.set_rotate_label(False)
-            axes.set_zlabel("loss", labelpad=1, rotation=90)
-            axes.tick_params(labelsize=7, pad=0)
-            for axis in (axes.xaxis, axes.yaxis, axes.zaxis):
-                axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-                axis.set_pane_color((1, 1, 1, 0))
-                axis._axinfo["grid"].update(color=GRID, linewidth=0.5)
-            axes.set_title(name, color=colour_of[name], fontweight="bold", y=0.98)
-
-    return write_picture(path, draw, width=3.7 * len(fields) + 0.2, height=3.6)
-
-
 def _fields(landscapes: Mapping[str, Landscape]) -> dict[str, Any]:
     """Return the mean losses on each plane as an array; what is not finite is left blank."""
     fields = {}
@@ -170,7 +135,6 @@ def _check_axes(name: str, found: Landscape, count: int) -> None:
         raise ValueError(f"the landscape of {name!r} is {kind}")
 
 
-def _colours(names: Iterable[str], chosen: Colours | None = None) -> dict[str, str]:
+def _colours(names: Iterable[str]) -> dict[str, str]:
     titles = {row.named("SGD"): method for method, row in METHODS.items()}
-    found = styles({name: titles.get(name, name) for name in names})
-    return {**{name: style.colour for name, style in found.items()}, **(chosen or {})}
+    return {name: style.colour for name, style in styles({name: titles.get(name, name) for name in names}).items()}

@@ -7,8 +7,7 @@ as B+ drawn by lot. R is a set's mean rise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,20 +17,6 @@ from esam.optim.selection import keep_highest
 
 from .directions import Direction, cosine_similarity, sam_eps
 from .objective import ModelObjective, Parameters, moved, repeats, value_and_gradient
-
-
-@dataclass(frozen=True)
-class SampleSet:
-    """One set of samples: how many, and its mean loss at theta and at theta + eps."""
-
-    count: int
-    loss: float
-    perturbed_loss: float
-
-    @property
-    def rise(self) -> float:
-        """Return R of the set."""
-        return self.perturbed_loss - self.loss
 
 
 @dataclass(frozen=True)
@@ -48,12 +33,6 @@ class Selection:
     random: Tensor
     eps: Direction
 
-    def sample_set(self, which: str) -> SampleSet:
-        """Return the count and losses of a set: "all", "plus", "minus" or "random"."""
-        rows = self.rows(which)
-        means = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
-        return SampleSet(len(rows), *means)
-
     def rows(self, which: str) -> Tensor:
         """Return the samples of a set."""
         sets = {"all": torch.arange(len(self.losses)), "plus": self.plus, "minus": self.minus, "random": self.random}
@@ -61,10 +40,19 @@ class Selection:
             raise ValueError(f"a set is one of {', '.join(sets)}, got {which!r}")
         return sets[which]
 
-    def as_json(self) -> dict[str, Any]:
-        """Return count, losses and rise of every set as plain JSON values."""
-        every = {which: self.sample_set(which) for which in ("all", "plus", "minus", "random")}
-        return {which: {**asdict(one), "rise": one.rise} for which, one in every.items()}
+    def sets(self) -> dict[str, dict[str, float]]:
+        """Return the count of each set, its mean losses at theta and at theta + eps, and R, their difference."""
+        found = {}
+        for which in ("all", "plus", "minus", "random"):
+            rows = self.rows(which)
+            loss, perturbed = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
+            found[which] = {
+                "count": len(rows),
+                "loss": loss,
+                "perturbed_loss": perturbed,
+                "rise": perturbed - loss,
+            }
+        return found
 
 
 def select(

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from .parsing import POSITIONAL, parse
 
 if TYPE_CHECKING:
-    from esam.train.loaded_run import TrainedRun
+    from esam.analysis import ModelObjective
+    from esam.train.loaded_run import LoadedRun
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,6 @@ class AnalyzeOptions:
     """Pairs of directions that the landscape is averaged over; the paper's is 10."""
     batch_size: int = 250
     """Images that are evaluated together: more take more memory."""
-    vmap: int = 1
-    """Points of landscape and line that are evaluated together; 4 or so is faster for a small model."""
     device: str = "auto"
     """cpu, cuda, ...; auto: an accelerator where there is one."""
     out: Path | None = None
@@ -64,11 +63,12 @@ def analyze(arguments: list[str]) -> None:
     from esam.analysis import even_axis
     from esam.extras import require
     from esam.files import check_folder, check_writable
-    from esam.train.loaded_run import describe_analysis, figures, trained_run
+    from esam.train.loaded_run import figures, load_run
+    from esam.train.record import environment
 
     for points in filter(None, (options.landscape, options.line)):
         even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
-    for name in ("groups", "vmap", "m", "steps"):
+    for name in ("groups", "m", "steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"{name} must be 1 or more, got {getattr(options, name)!r}")
     if options.pictures is not None:
@@ -78,10 +78,13 @@ def analyze(arguments: list[str]) -> None:
         check_writable(options.out)
     if options.eigenvalues or options.density:
         require("curvlinops", "scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
-    run = trained_run(options.run, images=options.images, batch_size=options.batch_size, device=options.device)
+    run = load_run(options.run, device=options.device)
+    objective = run.objective(images=options.images, batch_size=options.batch_size)
+    device = str(next(run.model.parameters()).device)
+    about = {"run": run.about["run"], "epoch": run.epoch, "images": objective.count, "environment": environment(device)}
     asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
-    result = {**describe_analysis(run), **figures(run, **{name: getattr(options, name) for name in asked})}
-    print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {run.objective.count:,} training images")
+    result = {**about, **figures(objective, **{name: getattr(options, name) for name in asked})}
+    print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {objective.count:,} training images")
     for label, value in _figure_rows(result):
         print(f"  {label:44} {value}")
     if options.density and options.pictures is not None:
@@ -89,7 +92,7 @@ def analyze(arguments: list[str]) -> None:
     _write(options, result)  # a landscape may take long
     for name, points, axes in (("landscape", options.landscape, 2), ("line", options.line, 1)):
         if points:
-            result[name] = _landscape(run, options, name, points, axes)
+            result[name] = _landscape(run, objective, options, name, points, axes)
             _write(options, result)
 
 
@@ -104,23 +107,25 @@ def _write(options: AnalyzeOptions, result: dict[str, Any]) -> None:
         write_atomically(path, encode(result))
 
 
-def _landscape(run: TrainedRun, options: AnalyzeOptions, name: str, points: int, axes: int) -> dict[str, Any]:
+def _landscape(
+    run: LoadedRun, objective: ModelObjective, options: AnalyzeOptions, name: str, points: int, axes: int
+) -> dict[str, Any]:
     """Work out, tell and draw the loss on a plane or a line."""
     from esam.train.loaded_run import random_landscape
 
     kept = None if options.pictures is None else options.pictures / f"{name}.json"
-    asked = {option: getattr(options, option) for option in ("reach", "groups", "vmap")}
+    asked = {option: getattr(options, option) for option in ("reach", "groups")}
     with _progress(name) as progress:
-        found = random_landscape(run, points=points, axes=axes, path=kept, progress=progress, **asked)
+        found = random_landscape(objective, points=points, axes=axes, path=kept, progress=progress, **asked)
     print(f"  {name + ', lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
     if options.pictures is not None:
-        from esam.analysis.plot import contours, lines, surfaces
+        from esam.analysis.plot import contours, lines
 
         drawn, folder = {run.record.name: found}, options.pictures
         if axes == 1:
             _print_paths(lines(folder / name, drawn, title=run.record.name))
         else:
-            _print_paths(contours(folder / "contour", drawn) + surfaces(folder / "surface", drawn))
+            _print_paths(contours(folder / "contour", drawn))
     return found.as_json()
 
 

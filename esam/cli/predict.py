@@ -24,8 +24,6 @@ class PredictOptions:
     """Overwrite OUT if it exists."""
     format: Literal["csv", "json"] | None = None
     """If not given: as the name of the file says, else csv."""
-    weights: Literal["last", "best"] = "last"
-    """Those after the last epoch; or from the epoch with the best test accuracy (optimistic: selected on it)."""
     model: str | None = None
     """A model of your own: the package.module:function that it was trained with."""
     data: str | None = None
@@ -46,7 +44,7 @@ def predict(arguments: list[str]) -> None:
 
     if options.out is not None:
         check_new(options.out, force=options.force, inputs=options.files)
-    run = load_run(options.run, weights=options.weights, build_model=own_builder(options.model, options.data))
+    run = load_run(options.run, build_model=own_builder(options.model, options.data))
     read = None if options.read is None else find_factory(options.read)
     found = list(predictions(run, options.files, read=read))
     if not found:

@@ -84,7 +84,7 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             for tracker in trackers:
                 tracker.epoch(values)
 
-        how: dict[str, Any] = {"measures": MEASURES, "watch": watch, "on_batch": view.batch, "keep_weights": True}
+        how: dict[str, Any] = {"measures": MEASURES, "watch": watch, "on_batch": view.batch}
         try:
             return run(config, options.out, parts=parts, **how)
         except Exception as error:  # of any kind: the model, the data and the loss may be the user's

@@ -53,7 +53,7 @@ class Chart:
 
 def charts(drawn: Sequence[Drawn]) -> list[Chart]:
     """Return the charts of a comparison that have something to show; the first answers who won at what price."""
-    lines = [line for one in drawn for run in one.summary.group.runs for line in run.epochs]
+    lines = [line for one in drawn for run in one.summary.runs for line in run.epochs]
     unit, length = _unit(max((line.get("seconds") or 0 for line in lines), default=0))
     epoch, time = Quantity("epoch"), Quantity("seconds", 1 / length)
     accuracy = Quantity("test_accuracy", 100)
@@ -127,7 +127,7 @@ def _sharpness(drawn: Sequence[Drawn]) -> Chart:
     for one in drawn:
         if one.summary.sharpness is not None:
             mean = one.summary.sharpness.mean
-            found = {f"seed {run.seed}": run.end.get("sharpness") for run in one.summary.group.finished if run.end}
+            found = {f"seed {run.seed}": run.end.get("sharpness") for run in one.summary.finished if run.end}
             dots = {seed: value for seed, value in found.items() if value is not None}
             line = {"symbol": "line-ew-open", "size": min(30, 200 // len(drawn)), "line": {"width": 2}}
             traces += [_marks(one, {"mean": mean}, line), _marks(one, dots, {"size": 9, "opacity": 0.75})]
@@ -149,7 +149,7 @@ def _marks(one: Drawn, values: Mapping[str, float], marker: dict[str, Any]) -> P
 def _by_class(drawn: Sequence[Drawn]) -> Chart:
     """Show the test accuracy on each class; of many classes, those that are hardest on the mean."""
     means = {one.name: found for one in drawn if (found := _class_means(one))}
-    names = next((run.data.get("classes") for one in drawn for run in one.summary.group.runs if run.data), None) or []
+    names = next((run.data.get("classes") for one in drawn for run in one.summary.runs if run.data), None) or []
     every = sorted({number for found in means.values() for number in found})
     hardness = {number: fmean(found[number] for found in means.values() if number in found) for number in every}
     hardest = sorted(hardness, key=lambda number: hardness[number])[:CLASSES]
@@ -177,7 +177,7 @@ def _by_class(drawn: Sequence[Drawn]) -> Chart:
 
 def _class_means(one: Drawn) -> dict[int, float]:
     """Return the accuracy on each class, averaged over the seeds that have it."""
-    ends = [run.end for run in one.summary.group.finished if run.end and run.end.get("class_accuracy")]
+    ends = [run.end for run in one.summary.finished if run.end and run.end.get("class_accuracy")]
     columns = [
         [v for v in column if v is not None] for column in zip(*(e["class_accuracy"] for e in ends), strict=False)
     ]
@@ -211,7 +211,7 @@ def curves(drawn: Sequence[Drawn], title: str, of: tuple[Quantity, Quantity], x_
     """Draw a quantity of each epoch: the mean of the seeds with a band, and on demand a line for each seed."""
     bands, lines, every, ends = [], [], [], []
     for one in drawn:
-        for runs in (one.summary.group.finished, *((run,) for run in one.summary.group.unfinished)):
+        for runs in (one.summary.finished, *((run,) for run in one.summary.unfinished)):
             if points := _points(runs, *of):
                 every += points
                 ends.append(f"{one.name} ends at {points[-1].mean:.4g}")

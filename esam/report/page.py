@@ -66,10 +66,10 @@ def write_report(folder: str | Path, out: str | Path | None = None) -> Path:
         warnings.warn(f"{problem}; its run is left out", stacklevel=2)
     conditions = summarise(records)
     every = [one for methods in conditions.values() for one in methods]
-    named = styles({one.name: one.group.method for one in every})
-    common, differing = settings.common_and_differing([run for one in every for run in one.group.runs])
+    named = styles({one.name: one.method for one in every})
+    common, differing = settings.common_and_differing([run for one in every for run in one.runs])
     unread = [f"A record cannot be read, and its run is left out: {problem}." for problem in broken]
-    runs = {title: [run for one in methods for run in one.group.runs] for title, methods in conditions.items()}
+    runs = {title: [run for one in methods for run in one.runs] for title, methods in conditions.items()}
     finished = sum(record.finished for record in records)
     return write_page(
         path,
@@ -154,7 +154,7 @@ def _section(title: str, methods: Sequence[MethodSummary], named: Mapping[str, M
         best=answer.best,
         advice=changes,
         folded=[details_sheet(methods, "More figures"), tried],
-        left_out=[item for one in methods for item in one.group.left_out()],
+        left_out=[item for one in methods for item in one.left_out()],
         charts=charts(drawn),
     )
 

@@ -62,7 +62,7 @@ def _cells(methods: Sequence[MethodSummary]) -> dict[str, list[str]]:
         time: [ABSENT if one.time is None else duration(one.time.mean) for one in methods],
         "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
         "Sharpness": [written(one.sharpness, seeds=one.n) for one in methods],
-        **{f"{bits} bits, points": [_drop(one.drops.get(bits), one.n) for one in methods] for bits in BITS},
+        **{f"{bits} bits, points": [_drop(one.drop(bits), one.n) for one in methods] for bits in BITS},
         **{f"{readable(name)}, tuned": [_setting(one, name) for one in methods] for name in searched},
         "Train loss": [written(one.train_loss, seeds=one.n) for one in methods],
         "Images/s": [written(one.images_per_second, seeds=one.n) for one in methods],
@@ -90,7 +90,7 @@ def _drop(measured: Measured | None, seeds: int) -> str:
 
 
 def _setting(one: MethodSummary, name: str) -> str:
-    value = recorded_settings(one.group.runs[0]).get(name)
+    value = recorded_settings(one.runs[0]).get(name)
     return ABSENT if value is None else shown(value)
 
 
@@ -116,8 +116,8 @@ def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str,
     rows = []
     for condition, methods in conditions.items():
         for one in methods:
-            row = {"condition": condition, "method": one.group.method, "name": one.name, "diverged": one.diverged}
-            row |= {"seeds": [run.seed for run in one.group.finished], "time_ratio": one.time_ratio}
+            row = {"condition": condition, "method": one.method, "name": one.name, "diverged": one.diverged}
+            row |= {"seeds": [run.seed for run in one.finished], "time_ratio": one.time_ratio}
             row |= {"counted_ratio": one.counted_ratio, "gain": one.gain and dataclasses.asdict(one.gain)}
             measured = {"test_accuracy": one.accuracy, **{name: getattr(one, name) for name in QUALITY + COST}}
             for name, value in measured.items():
@@ -128,7 +128,7 @@ def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str,
 
 def searches(methods: Sequence[MethodSummary]) -> dict[str, Search]:
     """Return the searches that the runs' records hold, by the methods' names."""
-    found = {one.name: [run.config.get("tuned") for run in one.group.runs] for one in methods}
+    found = {one.name: [run.config.get("tuned") for run in one.runs] for one in methods}
     return {name: search for name, several in found.items() if (search := next(filter(None, several), None))}
 
 

@@ -89,12 +89,6 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     machines = {tuple(record.run["environment"].get(key) for key in ("hardware", "threads")) for record in records}
     if len(machines) > 1:
         found.append("The runs were measured on different hardware or thread counts: their times do not compare.")
-    for record in records:
-        if record.run.get("extended"):
-            first, now = record.run["extended"][0], record.config["epochs"]
-            found.append(
-                f"{record.name} was trained for {first} epochs, then extended to {now}: another learning rate."
-            )
     return list(dict.fromkeys(found))
 
 

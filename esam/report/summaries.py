@@ -1,15 +1,20 @@
-"""What did each method reach, and at what cost?"""
+"""Which runs are averaged together, which are compared in one table, and what did each method reach, at what cost?
+
+Runs that differ in nothing but the seed form a summary: one line of the table. Summaries of the same condition form a
+section: one table with its charts.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from esam.optim import METHODS
-from esam.report.groups import SeedGroup, sections
 from esam.report.measured import Difference, Measured, difference
+from esam.report.settings import Settings, describe, flat_settings, shown
 from esam.train.record import RunRecord
 
 FITTED = 0.95
@@ -18,54 +23,84 @@ BITS = ("8", "4")
 """Weights rounded to so many bits, where a record says what they reach."""
 QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
 COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
+TASK_SETTINGS = {"data", "label_noise", "model"}
+"""Settings that name the task: results on different tasks never share a table."""
+
+
+def _over_seeds(name: str) -> Any:
+    """Return a property: a figure of the finished runs' ends, None where no run has it."""
+    return property(lambda self: Measured.of((run.end or {}).get(name) for run in self.finished))
 
 
 @dataclass(frozen=True)
 class MethodSummary:
-    """One method under one condition; finished runs only. A measurement is None where no run has it."""
+    """One method under one condition: runs that differ in the seed alone. Figures are of the finished ones."""
 
-    group: SeedGroup
-    accuracy: Measured | None
-    """Test accuracy after the last epoch, a share from 0 to 1."""
-    test_loss: Measured | None
-    test_metric: Measured | None
-    """A user's own measure on the test data."""
-    train_loss: Measured | None
-    train_accuracy: Measured | None
-    sharpness: Measured | None
-    images_per_second: Measured | None
-    seconds: Measured | None
-    cpu_seconds: Measured | None
-    peak_memory: Measured | None
-    """Of an accelerator; a process on CPUs mostly holds its libraries, which says nothing of a method."""
-    forwards: Measured | None
-    backwards: Measured | None
-    drops: dict[str, Measured]
-    """Accuracy lost when the weights are rounded to 8 and 4 bits."""
+    name: str
+    """The name that people read, such as "ESAM (gamma 0.5)"."""
+    method: str
+    finished: tuple[RunRecord, ...]
+    """One run a seed; of several, the one that started last."""
+    unfinished: tuple[RunRecord, ...]
+    repeats: int
+    """Finished runs left out because a later one has their seed."""
     base: MethodSummary | None = None
     """What this one is measured against: the base optimizer; else the fastest method; None where nothing is timed."""
     processor_time: bool = False
     """Whether times in this comparison are the processor's, which other programs do not disturb, not the clock's."""
 
+    test_loss, test_metric = _over_seeds("test_loss"), _over_seeds("test_metric")
+    train_loss, train_accuracy = _over_seeds("train_loss"), _over_seeds("train_accuracy")
+    sharpness, images_per_second = _over_seeds("sharpness"), _over_seeds("images_per_second")
+    seconds, cpu_seconds = _over_seeds("seconds"), _over_seeds("cpu_seconds")
+    forwards, backwards = _over_seeds("forwards"), _over_seeds("backwards")
+
     @property
-    def name(self) -> str:
-        """The name that people read, such as "ESAM (gamma 0.5)"."""
-        return self.group.name
+    def accuracy(self) -> Measured | None:
+        """Test accuracy after the last epoch, a share from 0 to 1."""
+        return Measured.of(run.end["test_accuracy"].get("last") for run in self.finished if run.end)
+
+    @property
+    def peak_memory(self) -> Measured | None:
+        """Of an accelerator; a process on CPUs mostly holds its libraries, which says nothing of a method."""
+        return None if self.on_cpus else Measured.of((run.end or {}).get("peak_memory") for run in self.finished)
+
+    def drop(self, bits: str) -> Measured | None:
+        """Return the accuracy lost when the weights are rounded to 8 or 4 bits."""
+        rounded = [(run.end or {}).get("rounded_accuracy") or {} for run in self.finished]
+        return Measured.of(each["32"] - each[bits] for each in rounded if None not in (each.get("32"), each.get(bits)))
+
+    @property
+    def on_cpus(self) -> bool:
+        """Whether no run had an accelerator."""
+        return all(str(run.run["environment"].get("device", "cpu")) == "cpu" for run in self.finished)
+
+    @property
+    def runs(self) -> tuple[RunRecord, ...]:
+        """The runs that the page shows: averaged ones first."""
+        return self.finished + self.unfinished
 
     @property
     def n(self) -> int:
         """How many finished runs there are."""
-        return len(self.group.finished)
+        return len(self.finished)
 
     @property
     def diverged(self) -> int:
         """How many runs ended because their loss was no finite number."""
-        return sum(run.diverged for run in self.group.unfinished)
+        return sum(run.diverged for run in self.unfinished)
+
+    def left_out(self) -> list[str]:
+        """Say what an average over the runs does not hold."""
+        items = [f"seed {run.seed}: {_how_far(run)}" for run in self.unfinished]
+        if self.repeats:
+            items.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
+        return [f"{self.name}, {item}" for item in items]
 
     @property
     def is_base(self) -> bool:
         """Whether the others are measured against this one."""
-        return self.base is not None and self.base.group is self.group
+        return self.base is not None and self.base.name == self.name
 
     @property
     def score(self) -> Measured | None:
@@ -85,7 +120,8 @@ class MethodSummary:
     @property
     def time(self) -> Measured | None:
         """Seconds of training, of the processor or of the clock as ``processor_time`` says."""
-        return self.cpu_seconds if self.processor_time else self.seconds
+        found: Measured | None = self.cpu_seconds if self.processor_time else self.seconds
+        return found
 
     @property
     def time_ratio(self) -> float | None:
@@ -102,60 +138,95 @@ class MethodSummary:
     @property
     def fitted(self) -> bool:
         """Whether the training data are fitted, as far as is known; labels made wrong on purpose need not be."""
-        noise = self.group.finished[0].config.get("label_noise") if self.group.finished else None
+        noise = self.finished[0].config.get("label_noise") if self.finished else None
         right = 1 - noise if isinstance(noise, (int, float)) else 1
         return self.train_accuracy is None or self.train_accuracy.mean >= FITTED * right
 
     def effective(self) -> dict[str, Any]:
         """Return the method's settings as they took effect."""
-        run = self.group.runs[0]
+        run = self.runs[0]
         recorded = (run.run.get("effective") or {}).get("method")
-        if recorded is None and self.group.method in METHODS:
-            recorded = METHODS[self.group.method].effective(run.config.get("settings", {}))
+        if recorded is None and self.method in METHODS:
+            recorded = METHODS[self.method].effective(run.config.get("settings", {}))
         return dict(recorded or {})
 
     def _units(self) -> float | None:
-        row = METHODS.get(self.group.method)
+        row = METHODS.get(self.method)
         if row is not None:
-            config = self.group.runs[0].config
+            config = self.runs[0].config
             return row.units(config.get("settings", {})) * (config.get("epochs") or 1)
         passes = self.forwards, self.backwards
         return passes[0].mean + 2 * passes[1].mean if passes[0] and passes[1] else None
 
 
+def _how_far(run: RunRecord) -> str:
+    if run.diverged and run.end is not None:
+        return f"diverged: {run.end.get('error') or f'in epoch {run.last_epoch}'}"
+    return f"unfinished after {run.last_epoch} epochs"
+
+
 def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
-    """Average the finished runs of each method, condition by condition; the base comes first."""
-    return {title: _against_base([_summary(group) for group in groups]) for title, groups in sections(records).items()}
+    """Sort records by method and by what sets their condition apart, "label noise 0.2"; the base comes first.
+
+    A setting is a condition when it names the task, or when some method was run with several values of it. Where one
+    name was run with several values of a setting of the method itself (rho, gamma), the value becomes part of the
+    name. The condition is "" where there is only one.
+    """
+    settings = [flat_settings(record.config) for record in records]
+    conditions, options = _telling_keys(records, settings)
+    found: dict[str, dict[str, list[RunRecord]]] = {}
+    for record, setting in zip(records, settings, strict=True):
+        condition = describe({key: setting.get(key) for key in conditions})
+        variant = describe({key: setting[key] for key in options[record.name] if setting.get(key) is not None})
+        name = f"{record.name} ({variant})" if variant else record.name
+        found.setdefault(condition, {}).setdefault(name, []).append(record)
+    return {condition: _against_base(found[condition]) for condition in sorted(found, key=_natural)}
 
 
-def _against_base(methods: Sequence[MethodSummary]) -> list[MethodSummary]:
-    finished = [one for one in methods if one.n]
-    processor = all(one.cpu_seconds is not None and _on_cpus(one.group.finished) for one in finished)
+def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) -> tuple[list[str], dict[str, list[str]]]:
+    conditions: list[str] = []
+    options: dict[str, list[str]] = {record.name: [] for record in records}
+    of_methods = {key for record in records for key in record.config.get("settings", {})}
+    for key in dict.fromkeys(key for setting in settings for key in setting):
+        values: dict[str, set[str]] = {name: set() for name in options}
+        for record, setting in zip(records, settings, strict=True):
+            values[record.name].add(shown(setting.get(key)))
+        names_with_several = [name for name, found in values.items() if len(found) > 1]
+        of_the_task = key in TASK_SETTINGS and len(set().union(*values.values())) > 1
+        if of_the_task or (names_with_several and key not in of_methods):
+            conditions.append(key)
+        else:
+            for name in names_with_several:
+                options[name].append(key)
+    return conditions, options
+
+
+def _against_base(runs: dict[str, list[RunRecord]]) -> list[MethodSummary]:
+    """Return the summaries of one condition in the registry's order, measured against the base, which comes first."""
+    rank = {method: number for number, method in enumerate(METHODS)}
+    methods = [_summary(name, found) for name, found in runs.items()]
+    methods.sort(key=lambda one: (rank.get(one.method, len(rank)), _natural(one.name)))
+    processor = all(one.cpu_seconds is not None and one.on_cpus for one in methods if one.n)
     methods = [dataclasses.replace(one, processor_time=processor) for one in methods]
-    speeds = [(one.images_per_second.mean, one) for one in methods if one.images_per_second is not None]
-    fastest = max(speeds, key=lambda pair: pair[0])[1] if speeds else None
-    base = next((one for one in methods if one.group.method == "base"), fastest)
+    timed = [one for one in methods if one.images_per_second is not None]
+    fastest = max(timed, key=lambda one: one.images_per_second.mean, default=None)
+    base = next((one for one in methods if one.method == "base"), fastest)
     return sorted((dataclasses.replace(one, base=base) for one in methods), key=lambda one: not one.is_base)
 
 
-def _summary(group: SeedGroup) -> MethodSummary:
-    ends = [run.end for run in group.finished if run.end is not None]
-    figures: dict[str, Any] = {key: Measured.of(end.get(key) for end in ends) for key in QUALITY + COST}
-    figures["peak_memory"] = None if _on_cpus(group.finished) else figures["peak_memory"]
-    drops = {bits: Measured.of(_drop(end, bits) for end in ends) for bits in BITS}
+def _summary(name: str, runs: Iterable[RunRecord]) -> MethodSummary:
+    runs = sorted(runs, key=lambda run: (run.seed, str(run.run.get("started", ""))))
+    finished = {run.seed: run for run in runs if run.finished}
     return MethodSummary(
-        group,
-        accuracy=Measured.of(end["test_accuracy"].get("last") for end in ends),
-        drops={bits: drop for bits, drop in drops.items() if drop is not None},
-        **figures,
+        name,
+        runs[0].method,
+        finished=tuple(finished.values()),
+        unfinished=tuple(run for run in runs if not run.finished),
+        repeats=sum(run.finished for run in runs) - len(finished),
     )
 
 
-def _drop(end: dict[str, Any], bits: str) -> float | None:
-    rounded = end.get("rounded_accuracy") or {}
-    full, few = rounded.get("32"), rounded.get(bits)
-    return full - few if full is not None and few is not None else None
-
-
-def _on_cpus(runs: Sequence[RunRecord]) -> bool:
-    return all(str(run.run["environment"].get("device", "cpu")) == "cpu" for run in runs)
+def _natural(text: str) -> list[str | float]:
+    """A key that sorts numbers within words by their value."""
+    parts = re.split(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)", text)
+    return [float(part) if place % 2 else part for place, part in enumerate(parts)]

@@ -124,7 +124,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _test_samples(one: MethodSummary) -> int | None:
-    found = (one.group.runs[0].data or {}).get("test")
+    found = (one.runs[0].data or {}).get("test")
     return found if isinstance(found, int) and found > 0 else None
 
 
@@ -139,7 +139,7 @@ def _test_error(one: MethodSummary) -> str:
 
 def _all_at_chance(methods: Sequence[MethodSummary]) -> str | None:
     """Say what guessing would reach, where no method is above it by more than two standard errors."""
-    facts = next((run.data for one in methods for run in one.group.runs if run.data), None) or {}
+    facts = next((run.data for one in methods for run in one.runs if run.data), None) or {}
     counts = [count for count in (facts.get("of_each_class") or {}).get("test") or () if count]
     number = len(facts.get("classes") or counts)
     if number < 2 or any(one.accuracy is None for one in methods):
@@ -209,7 +209,7 @@ def _is_behind(one: MethodSummary) -> bool:
 
 
 def _diverged(one: MethodSummary) -> Advice:
-    lr = next(run for run in one.group.unfinished if run.diverged).config.get("lr")
+    lr = next(run for run in one.unfinished if run.diverged).config.get("lr")
     ways = [*([f"a lower lr (now {lr:g})"] if isinstance(lr, (int, float)) else []), *_nearer_the_base(one)]
     line = f"{_lost(one).rstrip('.')}: its loss was not finite. Try {' or '.join(ways) or 'another method'}."
     return Advice("diverged", (one.name,), line)
@@ -219,8 +219,8 @@ def _underfits(several: Sequence[MethodSummary], fitted_base: MethodSummary | No
     names = [f"{one.name} ({100 * one.train_accuracy.mean:.3g} %)" for one in several if one.train_accuracy]
     has = "has" if len(names) == 1 else "have"
     line = f"{_listed(names)} {has} not fitted the training data"
-    config = several[0].group.runs[0].config
-    samples = (several[0].group.runs[0].data or {}).get("train")
+    config = several[0].runs[0].config
+    samples = (several[0].runs[0].data or {}).get("train")
     epochs, size, lr = (config.get(key) for key in ("epochs", "batch_size", "lr"))
     ways = []
     if isinstance(samples, int) and epochs and size and config.get("budget") is None:
@@ -253,7 +253,7 @@ def _behind(several: Sequence[MethodSummary]) -> Advice:
             names.append(f"{one.name} ({one.test_loss.mean / base.test_loss.mean:.3g} times its test loss)")
     fits = " though fitted" if any(one.train_accuracy is not None for one in several) else ""
     ways = list(dict.fromkeys(way for one in several for way in _nearer_the_base(one)))
-    tuned = any(run.config.get("tuned") for one in several for run in one.group.runs)
+    tuned = any(run.config.get("tuned") for one in several for run in one.runs)
     ways.append("another method" if tuned else "--tune 4, which searches rho on held-out training data")
     line = f"Behind {base.name}{fits}: {_listed(names)}. Try {' or '.join(ways)}."
     return Advice("behind", tuple(one.name for one in several), line)
@@ -265,7 +265,7 @@ def _slow(several: Sequence[MethodSummary], methods: Sequence[MethodSummary]) ->
     names = [f"{one.name} {one.time_ratio:.2f} times (its passes count {one.counted_ratio:.2f})" for one in several]
     least = min(one.time_ratio or math.inf for one in several)
     quick = [one for one in methods if one.time_ratio and one.time_ratio < least and one not in several]
-    kinds = {one.name: METHODS[one.group.method].kind for one in quick if one.group.method in METHODS}
+    kinds = {one.name: METHODS[one.method].kind for one in quick if one.method in METHODS}
     instead = min(
         (one for one in quick if not one.is_base and kinds.get(one.name, "method") == "method"),
         key=lambda one: one.time_ratio or math.inf,

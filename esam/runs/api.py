@@ -186,7 +186,6 @@ def compare(
                 parts=problem.parts,
                 measures={} if planned.config.validation else data[False].measures,
                 watch=None if tell is None else _teller(tell, planned),
-                keep_weights=not planned.config.validation,
             )
             for planned in runs
         ]

@@ -29,7 +29,7 @@ def main(folder: Path) -> None:
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
 
-    run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder, measures=MEASURES, keep_weights=True)
+    run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder, measures=MEASURES)
 
 
 def _serve() -> None:

@@ -1,12 +1,11 @@
 """How does a batch of images vary from one epoch to the next?
 
-Every augmentation takes a raw batch ``(N, C, H, W)``, a function that normalises it, a generator, and maybe which rows
-of a larger batch these are, whose draws they get; it gives the normalised float32 batch. Where normalising happens is
-part of the recipe: padding is black, so it comes before; a cut-out square is the mean, so it comes after.
+Every augmentation takes a raw batch ``(N, C, H, W)``, a generator, and maybe which rows of a larger batch these are,
+whose draws they get; it gives a batch of the same shape, which is normalised afterwards.
 
 Drawing (``draw_*``, on the CPU, so that every device sees the same draws) is apart from applying (``shifted``,
-``flipped``, ``erased``, ``resized_crops``, on the batch's own device), and nothing loops over samples. Batches that are
-``channels_last`` in memory stay so, and are the fast case.
+``flipped``, ``resized_crops``, on the batch's own device), and nothing loops over samples. Batches that are
+``channels_last`` in memory are the fast case.
 """
 
 from __future__ import annotations
@@ -24,56 +23,43 @@ from .config import did_you_mean
 if TYPE_CHECKING:
     from .distributed import Rows
 
-Normaliser = Callable[[Tensor], Tensor]
-Augmentation = Callable[[Tensor, Normaliser, torch.Generator, "Rows | None"], Tensor]
+Augmentation = Callable[[Tensor, torch.Generator, "Rows | None"], Tensor]
 
-FLIP_PROBABILITY = 0.5
 BOX_AREA = (0.08, 1.0)  # Szegedy et al. 2015, "Going deeper with convolutions", section 6
 BOX_ASPECT = (3 / 4, 4 / 3)
 BOX_ATTEMPTS = 10
 
 
-def none(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
-    """Give the images as they are, normalised."""
-    return normalise(images)
+def none(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+    """Give the images as they are."""
+    return images
 
 
-def shift(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
-    """Pad with black, crop at random; for pictures whose mirror image means something else, such as digits."""
-    pad = pad_of(images)
+def shift(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+    """Pad with black, crop at random; for pictures whose mirror image means something else, such as digits.
+
+    The padding is an eighth of the shorter side: the usual 4 at 32, and 1 at 8.
+    """
+    pad = min(images.shape[2:]) // 8
     top, left = draw_shifts(_count(images, among), pad, generator)
-    return normalise(shifted(images, _rows_of(top, among), _rows_of(left, among), pad))
+    return shifted(images, _rows_of(top, among), _rows_of(left, among), pad)
 
 
-def basic(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+def basic(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Mirror every other image at random, then pad with black and crop at random."""
     flips = draw_flips(_count(images, among), generator)
-    return shift(flipped(images, _rows_of(flips, among)), normalise, generator, among)
+    return shift(flipped(images, _rows_of(flips, among)), generator, among)
 
 
-def cutout(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
-    """Do as ``basic``, then blank one square of half the image's side (16 of 32) with the mean colour."""
-    height, width = images.shape[2:]
-    varied = basic(images, normalise, generator, among)
-    centre_y, centre_x = draw_centres(_count(images, among), height, width, generator)
-    return erased(varied, _rows_of(centre_y, among), _rows_of(centre_x, among), min(height, width) // 2)
-
-
-def inception(images: Tensor, normalise: Normaliser, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+def inception(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
     """Enlarge a random box of 8 to 100 % of the area, aspect 3/4 to 4/3, to the whole image; mirror at random."""
     height, width = images.shape[2:]
     boxes = draw_boxes(_count(images, among), height, width, generator)
     flips = draw_flips(_count(images, among), generator)
-    return normalise(resized_crops(images, _rows_of(boxes, among), _rows_of(flips, among)))
+    return resized_crops(images, _rows_of(boxes, among), _rows_of(flips, among))
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {
-    "none": none,
-    "shift": shift,
-    "basic": basic,
-    "cutout": cutout,
-    "inception": inception,
-}
+AUGMENTATIONS: dict[str, Augmentation] = {"none": none, "shift": shift, "basic": basic, "inception": inception}
 
 
 def find_augmentation(name: str) -> Augmentation:
@@ -84,11 +70,6 @@ def find_augmentation(name: str) -> Augmentation:
     return AUGMENTATIONS[name]
 
 
-def pad_of(images: Tensor) -> int:
-    """Give the padding that suits the image: an eighth of its shorter side, so the usual 4 at 32 and 1 at 8."""
-    return min(images.shape[2:]) // 8
-
-
 def draw_shifts(count: int, pad: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw where each crop starts in its padded image: top and left, each uniform in 0..2*pad."""
     top, left = torch.randint(0, 2 * pad + 1, (2, count), generator=generator)
@@ -97,14 +78,7 @@ def draw_shifts(count: int, pad: int, generator: torch.Generator) -> tuple[Tenso
 
 def draw_flips(count: int, generator: torch.Generator) -> Tensor:
     """Draw which images are mirrored, each with probability one half."""
-    return torch.rand(count, generator=generator) < FLIP_PROBABILITY
-
-
-def draw_centres(count: int, height: int, width: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw one pixel of each image, row and column, uniformly."""
-    centre_y = torch.randint(0, height, (count,), generator=generator)
-    centre_x = torch.randint(0, width, (count,), generator=generator)
-    return centre_y, centre_x
+    return torch.rand(count, generator=generator) < 0.5
 
 
 def draw_boxes(count: int, height: int, width: int, generator: torch.Generator) -> Tensor:
@@ -151,20 +125,6 @@ def flipped(images: Tensor, flips: Tensor) -> Tensor:
     return torch.cat([inside, mirrored]).index_select(0, source).permute(0, 3, 1, 2)
 
 
-def erased(images: Tensor, centre_y: Tensor, centre_x: Tensor, side: int) -> Tensor:
-    """Zero the square of ``side`` pixels around each centre; what reaches over the border is cut off.
-
-    The square spans ``centre - side // 2`` up to, not including, ``centre + side // 2``.
-    """
-    count, channels, height, width = images.shape
-    rows = _outside(centre_y, side, height).to(images)
-    columns = _outside(centre_x, side, width).to(images).repeat_interleave(channels, dim=1)
-    # Arithmetic, not masked_fill: multiplying by a float mask is four times faster than filling through a bool one.
-    keep = torch.maximum(rows[:, :, None], columns[:, None, :])
-    kept = keep.mul_(_channels_inside(images).view(count, height, width * channels))
-    return kept.view(count, height, width, channels).permute(0, 3, 1, 2)
-
-
 def resized_crops(images: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
     """Enlarge each image's box (top, left, height, width) to the whole image, bilinearly; mirror where marked.
 
@@ -193,12 +153,6 @@ def _rows_of(draws: Tensor, among: Rows | None) -> Tensor:
 def _channels_inside(images: Tensor) -> Tensor:
     """Give (N, H, W, C) contiguous; a view, without a copy, when the images are channels_last."""
     return images.permute(0, 2, 3, 1).contiguous()
-
-
-def _outside(centre: Tensor, side: int, length: int) -> Tensor:
-    """Mark, in a (N, length) row, the positions more than half a side away from each centre."""
-    distance = torch.arange(length) - centre[:, None]
-    return (distance < -(side // 2)) | (distance >= side // 2)
 
 
 def _pixel_centres(length: int, device: torch.device) -> Tensor:

@@ -46,7 +46,7 @@ class Batches:
         workers: int | None = None,
     ) -> None:
         self.batch_size, self._seed, self._device = batch_size, seed, torch.device(device)
-        self._memory_format, self._transform = memory_format, transform or _unchanged
+        self._memory_format, self._transform = memory_format, transform
         self._augment, self._workers = find_augmentation(augment), workers or 0
         small = isinstance(samples, tuple) and bytes_of(samples[0]) <= MOST_ON_DEVICE
         self._samples = (on_device(samples[0], device), samples[1].to(device)) if small else samples
@@ -73,10 +73,10 @@ class Batches:
         What is drawn at random is the same, however many ranks there are.
         """
         for index, (rows, x, y) in enumerate(self._read(ranks, number)):
-            if number is None:
+            if number is not None:
+                x = self._augment(x, generator_for("augment", self._seed, number, index), rows)
+            if self._transform is not None:
                 x = self._transform(x)
-            else:
-                x = self._augment(x, self._transform, generator_for("augment", self._seed, number, index), rows)
             if isinstance(x, Tensor) and x.dim() == 4:
                 x = x.contiguous(memory_format=self._memory_format)
             yield Part(x, y, rows.counted, rows.whole)
@@ -136,10 +136,6 @@ class _Rows(Dataset[Any]):
 def _collate(rows: list[Any]) -> Any:
     """Make a batch of rows, or give the first error among them."""
     return next((row for row in rows if isinstance(row, ValueError)), None) or default_collate(rows)
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x
 
 
 class Normalise:

@@ -52,7 +52,7 @@ class Config:
     """Stop after this many seconds of training instead of after the epochs."""
 
     augment: str = "none"
-    """none, shift, basic (pad, crop, flip), cutout or inception."""
+    """none, shift, basic (pad, crop, flip) or inception."""
     train_size: int | None = None
     """Train on a class-balanced part of this many images."""
     label_noise: float = 0.0

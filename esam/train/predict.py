@@ -32,27 +32,65 @@ all classes, or the ``outputs`` by their numbers; or an ``error``: why there is 
 def predictions(run: LoadedRun, files: Iterable[str | Path], *, read: Reader | None = None) -> Iterator[Prediction]:
     """Give one prediction for each picture, or for each row of each table, in the order of the files.
 
-    A folder stands for the pictures in it. A file that cannot be read gives a prediction with an ``error``, and the
-    others go on. ``read`` turns a file into inputs where it is neither a picture nor a table of numbers.
+    A folder stands for the pictures in it. ``read`` turns a file into inputs where it is neither a picture nor a table
+    of numbers. A file that cannot be read gives a prediction with an ``error``, and the others go on.
     """
     for file in _all_files(files):
         try:
-            several, inputs = _inputs(run, file, read)
-            count = size_of(inputs) or 0
-            parts = [rows_of(inputs, slice(start, start + BATCH)) for start in range(0, count, BATCH)]
-            outputs = torch.cat([run(part) for part in parts])
-            bad = _not_finite(inputs)
+            if not file.is_file():
+                raise ValueError(f"there is no file {file}")
+            picture = read is None and run.about["mean"] is not None
+            inputs = run.read([file]) if picture else (read or run_table(run))(file)
+            starts = range(0, size_of(inputs) or 0, BATCH)
+            outputs = torch.cat([run(rows_of(inputs, slice(start, start + BATCH))) for start in starts])
         except (ValueError, OSError, RuntimeError) as error:
             yield {"file": str(file), "error": str(error)}
             continue
+        bad = _not_finite(inputs)
         for row, output in enumerate(outputs):
+            said = _said(run, output)
             if row in bad:
                 said = {"error": f"{file}, row {row}, column {bad[row]} is not a finite number"}
-            elif not output.isfinite().all():
-                said = {"error": f"{file}: the model's output for row {row} is not finite"}
-            else:
-                said = _said(run, output)
-            yield {"file": str(file), **({"row": row} if several else {}), **said}
+            yield {"file": str(file), **({} if picture else {"row": row}), **said}
+
+
+def run_table(run: LoadedRun) -> Reader:
+    """Return what reads a table of numbers, .csv or .npy, as the model of a run takes its rows."""
+    shape, kind = run.about["shape"], str(run.about["dtype"]).removeprefix("torch.")
+
+    def read(file: Path) -> Tensor:
+        if shape is None or file.suffix.lower() not in TABLES:
+            raise ValueError(
+                f"{file} is no table of numbers ({', '.join(TABLES)}); say how it is read: --read "
+                "package.module:function"
+            )
+        try:
+            numbers = np.load(file, allow_pickle=False) if file.suffix.lower() == ".npy" else _csv_numbers(file)
+        except ValueError as error:
+            if "pickle" in str(error):  # NumPy's own words name the switch that would let it run code
+                raise ValueError(f"{file} is no array of plain numbers; save one with numpy.save") from error
+            raise ValueError(f"{file}: {error}") from error
+        if numbers.size == 0 or numbers[0].size != math.prod(shape):
+            each = numbers[0].size if numbers.size else 0
+            raise ValueError(f"{file} has {each} numbers a row; the model takes {math.prod(shape)} (shape {shape})")
+        return torch.from_numpy(numbers).reshape(-1, *shape).to(getattr(torch, kind))
+
+    return read
+
+
+def _csv_numbers(file: Path) -> Any:
+    """Return the numbers of a table; a first line that holds words is its head."""
+    lines = [line for line in file.read_text().splitlines() if line.strip()]
+    head = bool(lines) and any(letter.isalpha() for letter in lines[0].lower().replace("nan", "").replace("inf", ""))
+    return np.loadtxt(lines[1:] if head else lines, delimiter=",", ndmin=2) if lines else np.empty(0)
+
+
+def _not_finite(inputs: Inputs) -> dict[int, int]:
+    """Return the rows of a tensor that hold NaN or infinity, each with the first such column, both from 0."""
+    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
+        return {}
+    wrong = ~inputs.isfinite().reshape(len(inputs), -1)
+    return {row: int(wrong[row].int().argmax()) for row in wrong.any(1).nonzero().flatten().tolist()}
 
 
 def as_csv(found: Sequence[Prediction]) -> str:
@@ -69,6 +107,8 @@ def as_csv(found: Sequence[Prediction]) -> str:
 
 
 def _said(run: LoadedRun, output: Tensor) -> Prediction:
+    if not output.isfinite().all():
+        return {"error": "the model's output is not finite"}
     last = (run.record.end or {}).get("test_accuracy", {}).get("last")
     if output.dim() != 1 or (run.classes is None and last is None):
         return {"outputs": {str(n): value for n, value in enumerate(output.flatten().tolist())}}
@@ -78,68 +118,9 @@ def _said(run: LoadedRun, output: Tensor) -> Prediction:
     return {"class": best, "probability": shares[best], "probabilities": shares}
 
 
-def _not_finite(inputs: Inputs) -> dict[int, int]:
-    """Return the rows of a tensor that hold NaN or infinity, each with the first such column, both from 0."""
-    if not isinstance(inputs, Tensor) or not inputs.is_floating_point():
-        return {}
-    wrong = (~inputs.isfinite()).flatten(1) if inputs.dim() > 1 else (~inputs.isfinite()).unsqueeze(1)
-    return {row: int(wrong[row].int().argmax()) for row in wrong.any(1).nonzero().flatten().tolist()}
-
-
 def _all_files(files: Iterable[str | Path]) -> Iterator[Path]:
     for file in map(Path, files):
         if file.is_dir():
             yield from sorted(path for path in file.rglob("*") if path.suffix.lower() in ENDINGS)
         else:
             yield file
-
-
-def _inputs(run: LoadedRun, file: Path, read: Reader | None) -> tuple[bool, Inputs]:
-    """Return whether a file holds several samples, and its inputs."""
-    if not file.is_file():
-        raise ValueError(f"there is no file {file}")
-    if read is not None:
-        return True, read(file)
-    if run.about.get("mean") is not None:
-        return False, run.read([file])
-    if file.suffix.lower() not in TABLES:
-        raise ValueError(
-            f"{file} is no table of numbers ({', '.join(TABLES)}); say how it is read: --read package.module:function"
-        )
-    numbers = _npy_numbers(file) if file.suffix.lower() == ".npy" else _csv_numbers(file)
-    return True, _shaped(run, file, torch.from_numpy(np.asarray(numbers)))
-
-
-def _npy_numbers(file: Path) -> Any:
-    try:
-        return np.load(file, allow_pickle=False)
-    except ValueError as error:  # NumPy's own words name the switch that would let it run code
-        raise ValueError(f"{file} is no array of plain numbers; save one with numpy.save") from error
-
-
-def _csv_numbers(file: Path) -> np.ndarray[Any, Any]:
-    """Return the numbers of a table; a first line that holds words is its head."""
-    with file.open(newline="") as opened:
-        lines = [line for line in csv.reader(opened) if line]
-    for number, line in enumerate(lines):
-        try:
-            lines[number] = list(map(float, line))  # type: ignore[arg-type]
-        except ValueError as error:
-            if number:
-                raise ValueError(f"{file}, line {number + 1}: {error}; a table holds numbers alone") from error
-    if lines and isinstance(lines[0][0], str):
-        lines = lines[1:]
-    if len({len(line) for line in lines}) != 1:
-        raise ValueError(f"{file} must hold a row at least, and rows of one length")
-    return np.array(lines, dtype=np.float64)
-
-
-def _shaped(run: LoadedRun, file: Path, numbers: Tensor) -> Tensor:
-    shape = run.about.get("shape")
-    if shape is None:
-        return numbers.float()
-    if numbers.dim() == 0 or numbers[0].numel() != math.prod(shape):
-        each = numbers[0].numel() if numbers.dim() else 0
-        raise ValueError(f"{file} has {each} numbers a row; the model takes {math.prod(shape)} (shape {shape})")
-    kind = getattr(torch, str(run.about.get("dtype") or "torch.float32").removeprefix("torch."))
-    return numbers.reshape(-1, *shape).to(kind)

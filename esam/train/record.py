@@ -117,8 +117,8 @@ class RecordWriter:
         return cls(path)
 
     @classmethod
-    def resume(cls, path: str | Path, *, epoch: int, changes: Mapping[str, Any] | None = None) -> RecordWriter:
-        """Continue the record after `epoch` (0: from the start), with `changes` in its first line; the rest goes."""
+    def resume(cls, path: str | Path, *, epoch: int) -> RecordWriter:
+        """Continue the record after `epoch` (0: from the start); the rest goes."""
         record = read_record(path)
         if not 0 <= epoch <= record.last_epoch:
             raise ValueError(
@@ -126,8 +126,7 @@ class RecordWriter:
                 "resume from an earlier checkpoint, or start the run again in another folder"
             )
         kept = [line for line in record.epochs if line["epoch"] <= epoch]
-        first = {**record.run, **(changes or {})}
-        write_atomically(record.path, b"".join(encode(line) for line in [first, *kept]))
+        write_atomically(record.path, b"".join(encode(line) for line in [record.run, *kept]))
         return cls(record.path)
 
     def epoch(self, **values: Any) -> None:

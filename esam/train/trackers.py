@@ -11,7 +11,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,8 @@ from esam.optim.monitor import FIRST, FirstSteps
 from .config import Config, effective_settings
 
 PROJECT = "esam"
-Log = Callable[[Mapping[str, float], int], None]
+Log = Callable[[dict[str, float], int], Any]
 """(figures, epoch) -> written by the library."""
-Open = Callable[[Path, Config, str], tuple[Log, Callable[[], Any]]]
-"""(folder, configuration, name of the run) -> what writes, and what closes."""
 
 
 class StepValues(FirstSteps):
@@ -81,34 +79,32 @@ class StepValues(FirstSteps):
 
 
 class Tracker:
-    """Takes the figures of each epoch; a library, opened at the first epoch, writes them."""
+    """Gives the figures of each epoch to a library, which is opened at the first."""
 
-    def __init__(self, folder: Path, config: Config, open_library: Open) -> None:
-        self._folder, self._config, self._open = folder, config, open_library
-
-    @cached_property
-    def _opened(self) -> tuple[Log, Callable[[], Any]]:
-        return self._open(self._folder, self._config, f"{self._config.method}, seed {self._config.seed}")
+    def __init__(self, name: str, folder: Path, config: Config) -> None:
+        self._open = partial(TRACKERS[name][0], folder, config)
+        self._log: Log | None = None
+        self._close: Callable[[], Any] = lambda: None
 
     def epoch(self, metrics: Mapping[str, Any]) -> None:
-        """Keep the figures of an epoch that are numbers."""
-        numbers = {name: value for name, value in metrics.items() if isinstance(value, (int, float))}
-        epoch, log = int(numbers.pop("epoch")), self._opened[0]
-        log({name: value for name, value in numbers.items() if math.isfinite(value)}, epoch)
+        """Keep the figures of an epoch that are finite numbers."""
+        if self._log is None:
+            self._log, self._close = self._open()
+        numbers = {n: v for n, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+        self._log({name: value for name, value in numbers.items() if name != "epoch"}, metrics["epoch"])
 
     def end(self) -> None:
         """Close what was opened."""
-        if "_opened" in vars(self):
-            self._opened[1]()
+        self._close()
 
 
-def tensorboard(folder: Path, config: Config, name: str) -> tuple[Log, Callable[[], Any]]:
+def tensorboard(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
     """Write events into the run's folder; ``tensorboard --logdir`` shows them."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     writer: Any = SummaryWriter(str(folder))
 
-    def log(numbers: Mapping[str, float], epoch: int) -> None:
+    def log(numbers: dict[str, float], epoch: int) -> None:
         for figure, value in numbers.items():
             writer.add_scalar(figure, value, epoch)
         writer.flush()
@@ -116,38 +112,36 @@ def tensorboard(folder: Path, config: Config, name: str) -> tuple[Log, Callable[
     return log, writer.close
 
 
-def wandb(folder: Path, config: Config, name: str) -> tuple[Log, Callable[[], Any]]:
+def wandb(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
     """Log a run of the project ``esam``; offline, in the run's folder, until ``wandb sync`` sends it."""
     import wandb
 
     mode: Any = None if "WANDB_MODE" in os.environ else "offline"
+    about: dict[str, Any] = {"id": config.id(), "name": _title(config), "config": _settings(config)}
     quiet = wandb.Settings(silent=True, console="off")
-    about: dict[str, Any] = {"id": config.id(), "name": name, "config": _settings(config)}
     run = wandb.init(project=PROJECT, dir=str(folder), mode=mode, resume="allow", settings=quiet, **about)
-    return lambda numbers, epoch: run.log(dict(numbers), step=epoch), run.finish
+    return run.log, run.finish
 
 
-def mlflow(folder: Path, config: Config, name: str) -> tuple[Log, Callable[[], Any]]:
+def mlflow(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
     """Log a run of the experiment ``esam``; into ``mlflow.db`` in the run's folder. A resumed run is continued."""
-    from mlflow.tracking import MlflowClient
+    import mlflow
 
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # it logs each table that it makes
     here = f"sqlite:///{(folder.absolute() / 'mlflow.db').as_posix()}"
-    client: Any = MlflowClient(tracking_uri=os.environ.get("MLFLOW_TRACKING_URI") or here)
-    known = client.get_experiment_by_name(PROJECT)
-    experiment = client.create_experiment(PROJECT) if known is None else known.experiment_id
-    if mine := client.search_runs([experiment], f"tags.`esam.id` = '{config.id()}'"):
-        run = mine[0].info.run_id
+    mlflow.set_tracking_uri(os.environ.get("MLFLOW_TRACKING_URI") or here)
+    mlflow.set_experiment(PROJECT)
+    known = mlflow.search_runs(filter_string=f"tags.`esam.id` = '{config.id()}'", output_format="list")
+    if known:
+        mlflow.start_run(known[0].info.run_id)
     else:
-        run = client.create_run(experiment, run_name=name, tags={"esam.id": config.id()}).info.run_id
-        for key, value in _settings(config).items():
-            client.log_param(run, key, value)
+        mlflow.start_run(run_name=_title(config), tags={"esam.id": config.id()})
+        mlflow.log_params(_settings(config))
+    return mlflow.log_metrics, mlflow.end_run
 
-    def log(numbers: Mapping[str, float], epoch: int) -> None:
-        for figure, value in numbers.items():
-            client.log_metric(run, figure, value, step=epoch)
 
-    return log, lambda: client.set_terminated(run)
+def _title(config: Config) -> str:
+    return f"{config.method}, seed {config.seed}"
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -156,7 +150,7 @@ def _settings(config: Config) -> dict[str, Any]:
     return {**plain, **effective_settings(config)}
 
 
-TRACKERS: dict[str, tuple[Open, tuple[str, ...]]] = {
+TRACKERS: dict[str, tuple[Callable[[Path, Config], tuple[Log, Callable[[], Any]]], tuple[str, ...]]] = {
     "tensorboard": (tensorboard, ("tensorboard",)),
     "wandb": (wandb, ("wandb",)),
     "mlflow": (mlflow, ("mlflow", "sqlalchemy", "alembic")),
@@ -166,6 +160,5 @@ TRACKERS: dict[str, tuple[Open, tuple[str, ...]]] = {
 
 def find_tracker(name: str, folder: str | Path, config: Config) -> Tracker:
     """Return the tracker of that name; a missing package is reported before the run."""
-    open_library, packages = TRACKERS[name]
-    require(*packages, purpose=f"--track {name}")
-    return Tracker(Path(folder), config, open_library)
+    require(*TRACKERS[name][1], purpose=f"--track {name}")
+    return Tracker(name, Path(folder), config)

@@ -23,7 +23,6 @@ from .data import DRAWN
 from .hyperparameters import CIFAR4, Column, Scale, slug
 from .store import EPOCHS, RECORD, Store
 
-WEIGHTS = "last.safetensors"
 SECONDS = {
     "resnet8": 1.05e-4, "wrn10-1": 1.1e-4, "pyramidnet8": 2.1e-4, "resnet14": 2.5e-4, "resnet20": 3.7e-4,
     "experiments.paper.data:small_vit": 2.4e-4,
@@ -73,7 +72,7 @@ class Training(Job):
         from esam.train import run
 
         look = probe.Observer(store, f"{self.name}/{EPOCHS}", self.config, scale) if self.probed else None
-        run(self.config, store.folder / self.name, keep_weights=True, observe=look)
+        run(self.config, store.folder / self.name, observe=look)
 
     def hours(self, scale: Scale) -> float:
         """Return the hours of its passes, and of its probes."""
@@ -99,16 +98,16 @@ def load_trained(store: Store, scale: Scale, run: Training) -> tuple[nn.Module, 
 
     Weights are not committed: where they are not here, the run is trained again.
     """
-    from safetensors.torch import load_file
-
+    from esam.train.loaded_run import run_weights
+    from esam.train.record import read_record
     from esam.train.task import find_factory
 
     torch.set_num_threads(run.config.threads or 1)
     task: Task = find_factory(run.config.data)()
-    net, weights = build_net(run.config, task), store.folder / run.name / WEIGHTS
-    if not weights.exists():
+    net, folder = build_net(run.config, task), store.folder / run.name
+    if not (folder / RECORD).exists() or read_record(folder / RECORD).end is None:
         run.do(store, scale)
-    net.load_state_dict(load_file(weights))
+    net.load_state_dict(run_weights(folder)[1])
     return net.eval(), task.train
 
 

@@ -34,17 +34,9 @@ def block_plan(stem_width: int, stages: Iterable[Iterable[int]]) -> Iterator[tup
             inputs = outputs
 
 
-class ZeroPadChannels(nn.Module):
+def zero_channels(extra: int) -> nn.Module:
     """Append channels of zeros: a wider identity that has no parameters."""
-
-    def __init__(self, extra: int) -> None:
-        """Take the number of channels to append."""
-        super().__init__()
-        self.extra = extra
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return the images with the zeros behind their own channels."""
-        return F.pad(images, (0, 0, 0, 0, 0, self.extra))
+    return nn.ConstantPad3d((0, 0, 0, 0, 0, extra), 0.0)
 
 
 def classifier(width: int, classes: int) -> nn.Sequential:
@@ -81,7 +73,6 @@ class Residual(nn.Module):
     """Add what the body computes to what the shortcut carries past it, then rectify."""
 
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
-        """Take two modules whose outputs have the same shape."""
         super().__init__()
         self.body = body
         self.shortcut = shortcut
@@ -122,7 +113,7 @@ def padded_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     """Option A of the paper: take every second pixel and pad with zero channels; no parameters."""
     if inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(nn.AvgPool2d(1, stride=stride), ZeroPadChannels(outputs - inputs))
+    return nn.Sequential(nn.AvgPool2d(1, stride=stride), zero_channels(outputs - inputs))
 
 
 def projected_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
@@ -147,9 +138,11 @@ def imagenet_stem(channels: int, width: int) -> nn.Sequential:
     )
 
 
-def network(stem: nn.Sequential, blocks: list[Residual], head: nn.Sequential) -> nn.Sequential:
-    """Chain the three parts, freshly initialised."""
-    model = nn.Sequential(OrderedDict(stem=stem, blocks=nn.Sequential(*blocks), head=head))
+def network(stem: nn.Module, blocks: Iterable[nn.Module], width: int, classes: int, *, norm: bool) -> nn.Sequential:
+    """Chain stem, blocks and classifier, freshly initialised; with ``norm``, a norm and a ReLU follow the blocks."""
+    after = {"activate": nn.Sequential(nn.BatchNorm2d(width), nn.ReLU())} if norm else {}
+    parts = {"stem": stem, "blocks": nn.Sequential(*blocks), **after, "head": classifier(width, classes)}
+    model = nn.Sequential(OrderedDict(parts))
     kaiming_init(model)
     return model
 
@@ -161,7 +154,7 @@ def thin_resnet(depth: int, *, classes: int, channels: int, size: int) -> nn.Seq
     n = depth // 6
     stages = [[16] * n, [32] * n, [64] * n]
     blocks = [Residual(basic_body(*shape), padded_shortcut(*shape)) for shape in block_plan(16, stages)]
-    return network(small_image_stem(channels, 16), blocks, classifier(64, classes))
+    return network(small_image_stem(channels, 16), blocks, 64, classes, norm=False)
 
 
 def resnet18(*, classes: int, channels: int, size: int) -> nn.Sequential:
@@ -169,7 +162,7 @@ def resnet18(*, classes: int, channels: int, size: int) -> nn.Sequential:
     check_survives_halvings(size, 3)
     stages = [[64] * 2, [128] * 2, [256] * 2, [512] * 2]
     blocks = [Residual(basic_body(*shape), projected_shortcut(*shape)) for shape in block_plan(64, stages)]
-    return network(small_image_stem(channels, 64), blocks, classifier(512, classes))
+    return network(small_image_stem(channels, 64), blocks, 512, classes, norm=False)
 
 
 def bottleneck_resnet(depths: tuple[int, int, int, int], *, classes: int, channels: int, size: int) -> nn.Sequential:
@@ -177,7 +170,7 @@ def bottleneck_resnet(depths: tuple[int, int, int, int], *, classes: int, channe
     check_survives_halvings(size, 5)
     stages = [[width] * depth for width, depth in zip((256, 512, 1024, 2048), depths, strict=True)]
     blocks = [Residual(bottleneck_body(*shape), projected_shortcut(*shape)) for shape in block_plan(64, stages)]
-    return network(imagenet_stem(channels, 64), blocks, classifier(2048, classes))
+    return network(imagenet_stem(channels, 64), blocks, 2048, classes, norm=False)
 
 
 # Wide ResNet ----------------------------------------------------------------------------------------------------------
@@ -187,7 +180,6 @@ class WideBlock(nn.Module):
     """Norm and ReLU, then two 3x3 convolutions around a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Take the widths before and after; where they differ the shortcut is a 1x1 convolution."""
         super().__init__()
         self.activate = nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU())
         self.body = nn.Sequential(
@@ -209,17 +201,7 @@ def wide_resnet(depth: int, widen: int, *, classes: int, channels: int, size: in
     check_survives_halvings(size, 2)
     stages = [[width * widen] * (depth // 6) for width in (16, 32, 64)]
     blocks = [WideBlock(*shape) for shape in block_plan(16, stages)]
-    width = stages[-1][-1]
-    model = nn.Sequential(
-        OrderedDict(
-            stem=conv(channels, 16),
-            blocks=nn.Sequential(*blocks),
-            activate=nn.Sequential(nn.BatchNorm2d(width), nn.ReLU()),
-            head=classifier(width, classes),
-        )
-    )
-    kaiming_init(model)
-    return model
+    return network(conv(channels, 16), blocks, 64 * widen, classes, norm=True)
 
 
 # PyramidNet -----------------------------------------------------------------------------------------------------------
@@ -241,7 +223,7 @@ class PyramidBlock(nn.Module):
         )
         # ceil_mode: an odd image shrinks to the same size as under the strided convolution.
         shrink = nn.Identity() if stride == 1 else nn.AvgPool2d(stride, ceil_mode=True)
-        self.shortcut = nn.Sequential(shrink, ZeroPadChannels(outputs - inputs))
+        self.shortcut = nn.Sequential(shrink, zero_channels(outputs - inputs))
 
     def forward(self, images: Tensor) -> Tensor:
         """Return body + shortcut."""
@@ -257,16 +239,8 @@ def pyramidnet(depth: int, alpha: int, *, classes: int, channels: int, size: int
     # Rounded as in the authors' code; the paper's formula rounds down, which is the same for alpha = 270.
     widths = [round(16 + alpha * block / (3 * n)) for block in range(1, 3 * n + 1)]
     blocks = [PyramidBlock(*shape) for shape in block_plan(16, [widths[:n], widths[n : 2 * n], widths[2 * n :]])]
-    model = nn.Sequential(
-        OrderedDict(
-            stem=nn.Sequential(conv(channels, 16), nn.BatchNorm2d(16)),
-            blocks=nn.Sequential(*blocks),
-            activate=nn.Sequential(nn.BatchNorm2d(widths[-1]), nn.ReLU()),
-            head=classifier(widths[-1], classes),
-        )
-    )
-    kaiming_init(model)
-    return model
+    stem = nn.Sequential(conv(channels, 16), nn.BatchNorm2d(16))
+    return network(stem, blocks, widths[-1], classes, norm=True)
 
 
 # Small ones, without batch statistics: each sample is computed on its own ---------------------------------------------

@@ -15,7 +15,6 @@ class Attention(nn.Module):
     """Let every token read from every other token of its own image."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Take a width that the heads divide evenly."""
         super().__init__()
         self.heads = heads
         self.queries_keys_values = nn.Linear(width, 3 * width)
@@ -34,7 +33,6 @@ class Block(nn.Module):
     """Attention, then a two-layer perceptron on each token; both are normed before and added to their input."""
 
     def __init__(self, width: int, heads: int) -> None:
-        """Make the perceptron four times as wide inside, the original's ratio."""
         super().__init__()
         self.attend = nn.Sequential(nn.LayerNorm(width, eps=NORM_EPS), Attention(width, heads))
         self.think = nn.Sequential(
@@ -54,7 +52,6 @@ class VisionTransformer(nn.Module):
     def __init__(
         self, *, patch: int, width: int, depth: int, heads: int, classes: int, channels: int, size: int
     ) -> None:
-        """Take the side of a patch and of the image in pixels, and the shape of the transformer."""
         super().__init__()
         if size % patch:
             raise ValueError(
