@@ -16,8 +16,7 @@ from pathlib import Path
 from ray_nodes import RayNodes, wait_until
 
 from esam.files import write_atomically
-from esam.runs import Comparison, Pool, plan
-from esam.runs.pool import Processes
+from esam.runs import Comparison, Processes, plan, run_all
 from esam.runs.ray import RayCluster, connected
 from esam.train import Config
 from esam.train.record import environment
@@ -31,7 +30,7 @@ def timed(executor, count):
     with tempfile.TemporaryDirectory() as out:
         runs = plan(Comparison(CONFIG, METHODS, tuple(range(-(-count // len(METHODS))))), out)[:count]
         began = time.perf_counter()
-        Pool(executor=executor, poll=0.1).run(runs)
+        run_all(runs, executor, poll=0.1)
         return time.perf_counter() - began
 
 
@@ -48,7 +47,7 @@ def on_ray(nodes, count):
 
 def measure(count):
     places = {
-        "1 process": lambda: timed(Processes(1), count),
+        "1 process": lambda: timed(Processes(1), count),  # each ends with its run
         "2 processes": lambda: timed(Processes(2), count),
         "Ray, 1 node": lambda: on_ray(1, count),
         "Ray, 2 nodes": lambda: on_ray(2, count),

@@ -59,12 +59,12 @@ class RayNodes:
             process.wait()
 
     def kill_node_of(self, word):
-        """Kill the node that runs a command with this word, all its processes at once, as a power cut would.
+        """Kill the node that runs a command with this in its words, all its processes at once, as a power cut would.
 
         Return whether there was one; the head is left alone.
         """
         parents, nodes = parents_of_all(), [process.pid for process in self.started[1:]]
-        for pid in [pid for pid in parents if word in words_of(pid)]:
+        for pid in [pid for pid in parents if any(word in each for each in words_of(pid))]:
             while pid not in (*nodes, 0):
                 pid = parents.get(pid, 0)
             if pid:

@@ -16,10 +16,7 @@ class Ended:
     def poll(self):
         return self.failure
 
-    def stop(self):
-        pass
-
-    def wait(self):
+    def end(self):
         pass
 
 

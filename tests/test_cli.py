@@ -17,11 +17,12 @@ from rich.console import Console
 
 from esam import __version__
 from esam.cli import COMMANDS, main
-from esam.cli.parsing import FIXED, POSITIONAL, UsageError, parse
+from esam.cli.compare import read_seeds
+from esam.cli.parsing import POSITIONAL, UsageError, parse_all
 from esam.optim import METHODS
 from esam.recipes import RECIPES
 from esam.runs import Comparison
-from esam.runs.live import shown
+from esam.runs.live import RunView
 from esam.train import Config
 from esam.train.models import MODELS
 from esam.train.record import read_record, read_records
@@ -62,7 +63,7 @@ def test_help_fits_into_80_columns_and_says_something_of_every_option(esam, comm
     assert max(map(len, out.splitlines())) <= 80
     options = re.findall(r"^  (?:-h, )?(--[\w-]+).*\n?", out, re.MULTILINE)
     for option in options:
-        said = re.search(rf"{option}(?: \S+)*?\s{{2,}}(\S.*)|{option} .*\n {{20,}}(\S.*)", out)
+        said = re.search(rf"{option},?(?: \S+)*?\s{{2,}}(\S.*)|{option},? .*\n {{20,}}(\S.*)", out)
         assert said and not next(filter(None, said.groups())).startswith("(default"), option
 
 
@@ -100,68 +101,66 @@ def test_every_setting_of_every_method_has_a_sentence(esam):
 
 
 @dataclass(frozen=True)
-class Inner:
-    size: int | None = None
-    """Pixels: 100 % of them."""
-    hidden: Annotated[str, FIXED] = "kept"
-
-
-@dataclass(frozen=True)
 class Options:
     """All kinds."""
 
     run: Annotated[Path, POSITIONAL]
     files: Annotated[tuple[Path, ...], POSITIONAL] = ()
-    inner: Inner = Inner(size=3)
     methods: tuple[str, ...] = ("a",)
-    seeds: tuple[int, ...] = (0,)
     notes: tuple[str, ...] = ()
     kind: Literal["sgd", "adamw"] = "sgd"
+    size: int | None = None
+    """Pixels: 100 % of them."""
     lr: float = 0.1
     memory: bool = True
-    quiet: bool = False
+    hidden: str = "kept"
 
 
 @pytest.mark.parametrize(
     ("words", "wanted"),
     [
-        ("r", {"run": Path("r"), "inner": Inner(3, "kept"), "memory": True}),
-        ("r a b --size 8 --lr 1e-3", {"files": (Path("a"), Path("b")), "inner": Inner(8, "kept"), "lr": 0.001}),
-        ("r --methods base,sam esam", {"methods": ("base", "sam", "esam")}),
-        ("r --notes one,two", {"notes": ("one,two",)}),
-        ("r --seeds 3", {"seeds": (0, 1, 2)}),
-        ("r --seeds 0", {"seeds": (0,)}),
-        ("r --seeds 4 2", {"seeds": (4, 2)}),
-        ("r --seeds 4,2", {"seeds": (4, 2)}),
-        ("r --seeds 5..7 1", {"seeds": (5, 6, 7, 1)}),
-        ("r --seeds -1", {"seeds": (-1,)}),
-        ("r --no-memory --quiet --kind=adamw", {"memory": False, "quiet": True, "kind": "adamw"}),
-        ("r --no-memory --memory", {"memory": True}),
+        ("r a b --size 8 --lr 1e-3", {"run": Path("r"), "files": (Path("a"), Path("b")), "size": 8, "lr": 0.001}),
+        ("r a --methods base,sam esam", {"methods": ("base", "sam", "esam"), "memory": True, "size": None}),
+        ("r a --notes one,two --no-memory --kind=adamw", {"notes": ("one,two",), "memory": False, "kind": "adamw"}),
+        ("r a --no-memory --memory", {"memory": True}),
         ("--lr 1 r --kind sgd a", {"run": Path("r"), "files": (Path("a"),), "lr": 1.0}),
     ],
 )
 def test_words_become_values(words, wanted):
-    found = parse("toy", Options, words.split())
+    (found,), typed = parse_all("toy", [Options], words.split(), defaults={"lr": 3.0}, hidden=["hidden"])
     assert {name: getattr(found, name) for name in wanted} == wanted
+    assert found.lr == typed.get("lr", 3.0) and found.hidden == "kept"
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [("3", (0, 1, 2)), ("0", (0,)), ("4 2", (4, 2)), ("5..7 1", (5, 6, 7, 1)), ("-1", (-1,)), ("7..7", (7,))],
+)
+def test_seeds_are_counted_or_named(words, seeds):
+    assert read_seeds(words.split()) == seeds
+
+
+@pytest.mark.parametrize("word", ["x", "1..x", "1.5", "99999999999999999999999", "1..10000000"])
+def test_seeds_that_cannot_be_read_are_refused(word):
+    with pytest.raises(UsageError, match=f"--seeds .*{word}"):
+        read_seeds([word])
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [
         ("", "RUN"),
-        ("r --lrr 1", "Did you mean '--lr'"),
-        ("r --lr fast", "--lr takes a number, got 'fast'"),
-        ("r --size 1.5", "--size takes a whole number"),
-        ("r --kind adam", "Did you mean 'adamw'"),
-        ("r --seeds x", "--seeds"),
-        ("r --seeds 99999999999999999999999", "2^63"),
-        ("r --lr", "--lr"),
-        ("r --hidden x", "--hidden"),
+        ("r a --lrr 1", "Did you mean '--lr'"),
+        ("r a --lr fast", "--lr: takes a number, got 'fast'"),
+        ("r a --size 1.5", "--size: takes a whole number"),
+        ("r a --kind adam", "Did you mean 'adamw'"),
+        ("r a --lr", "--lr"),
+        ("r a --hidden x", "--hidden"),
     ],
 )
 def test_a_word_that_cannot_be_read_is_named(words, named):
     with pytest.raises(UsageError, match=re.escape(named)):
-        parse("toy", Options, words.split())
+        parse_all("toy", [Options], words.split(), hidden=["hidden"])
 
 
 @pytest.mark.parametrize(("package", "install"), [("rich", "torch-esam[train]"), ("odd", "odd")])
@@ -290,7 +289,7 @@ def seen(config, **how):
     """What is shown of three epochs of four batches, the first of which an earlier run had done."""
     text = io.StringIO()
     console = Console(file=text, width=80, color_system=None, **how)
-    with shown(config, "ESAM", console) as view:
+    with RunView(config, console) as view:
         for epoch in (2, 3):
             for number in range(4):
                 view.batch(epoch, number, 4)
@@ -304,7 +303,7 @@ def test_a_pipe_gets_what_takes_effect_and_a_line_an_epoch_with_the_time_left():
     assert re.fullmatch(r"epoch 2 of 3, train loss 0.250, test 50.00 %, about .* left", lines[0])
     assert lines[1] == "epoch 3 of 3, train loss 0.250, test 50.00 %"
     budget = seen(dataclasses.replace(RUN, budget=10.0)).splitlines()
-    assert re.match("epoch 2, 4 of 10 s, .*about 6.0 s left", budget[1]), budget[1]
+    assert re.match("epoch 2, 4 of 10 s, train loss 0.250, test 50.00 %", budget[1]), budget[1]
 
 
 @pytest.mark.parametrize("budget", [None, 6.0])

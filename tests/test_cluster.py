@@ -9,7 +9,6 @@ import pytest
 from ray_nodes import IP, RayNodes, TooBusyError, free_ports, wait_until
 
 from esam.cli import main
-from esam.runs import PlannedRun
 from esam.runs.ray import ClusterOptions, RayCluster, connected, run_on_node
 from esam.train import Config, run
 from esam.train.loaded_run import MEASURES
@@ -47,7 +46,7 @@ def test_a_clusters_ports_differ_and_are_none_that_ray_takes_by_itself():
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
-    said = run_on_node(PlannedRun(Config(), tmp_path), "another token", {}, str(tmp_path))
+    said = run_on_node("esam.runs.worker", tmp_path, "another token", {}, str(tmp_path))
     assert f"does not see the folder {tmp_path}" in said
 
 

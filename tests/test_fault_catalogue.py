@@ -127,7 +127,7 @@ FAULTS = [
     Fault("train T --out OUT --method sam --gamma 0.5", "gamma"),
     Fault("train T --out OUT --method esam --gamma 7", "gamma must be in (0, 1], got 7"),
     Fault("compare T --out OUT --methods base,asm", "Did you mean 'asam'"),
-    Fault("compare T --out OUT --set rho=0.1", "sam.rho=0.1"),
+    Fault("compare T --out OUT --set rho=0.1", "sam.rho=0.1", 2),
     Fault("compare T --out OUT --set sam.roh=0.1", "Did you mean 'rho'"),
     Fault("compare T --out OUT --set sam.rho=far", "sam.rho", 2),
     Fault("compare T --out OUT --methods base --rho 0.1", "--rho"),
@@ -144,7 +144,7 @@ FAULTS = [
     Fault("train T --out OUT --threads 100000", "1024"),
     Fault("compare T --out OUT --jobs 0", "jobs must be 1 or more"),
     Fault("compare T --out OUT --methods", "--methods"),
-    Fault("train T --out ''", "--out takes a path", 2),
+    Fault("train T --out ''", "--out: takes a path", 2),
     Fault("bench --rounds 0", "rounds must be 1 or more"),
     Fault("analyze run --landscape 1", "2 points or more"),
     # pictures and tables

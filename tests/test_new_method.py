@@ -11,7 +11,7 @@ from toy_method import StretchedSAM
 from esam import METHODS, SAM
 from esam.bench.contenders import contender
 from esam.cli import main
-from esam.cli.parsing import parse_run, settings_by_method
+from esam.cli.parsing import parse_run, settings_by_method, single_run
 from esam.cli.train import TrainOptions
 from esam.optim import Method
 from esam.runs.plan import Comparison, plan
@@ -42,8 +42,8 @@ def test_the_command_line_lists_it_with_its_cost_and_its_settings(capsys):
     assert " ".join(line.split()) == "toy 2.01 Stretched SAM: Twice as far."
     assert main(["methods", "toy"]) == 0
     assert "--stretch" in capsys.readouterr().out
-    _, config, _ = parse_run("train", TrainOptions, ["--method", "toy", "--stretch", "0.5"])
-    assert config.settings == {"stretch": 0.5}
+    _, comparison, typed = parse_run("train", TrainOptions, ["--method", "toy", "--stretch", "0.5"])
+    assert single_run(comparison, typed).settings == {"stretch": 0.5}
     assert settings_by_method(("toy.stretch=0.5",)) == {"toy": {"stretch": 0.5}}
 
 

@@ -91,7 +91,7 @@ def test_commands_start_with_the_recommended_method_and_suit_the_length_to_the_d
     assert Config().method == esam.RECOMMENDED
     words = ["--data", "my_parts:classes", "--model", "my_parts:net"]
     for asked, expected in (([], (16, 200)), (["--batch-size", "10"], (10, 200)), (["--epochs", "7"], (16, 7))):
-        _, config, _ = parse_run("train", TrainOptions, [*words, *asked])
+        config = parse_run("train", TrainOptions, [*words, *asked])[1].config
         assert (config.batch_size, config.epochs) == expected
     large = suited(Config(), 50_000)
     assert (large.batch_size, large.epochs) == (128, 30)

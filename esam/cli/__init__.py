@@ -6,8 +6,8 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from typing import Any
 
@@ -44,6 +44,7 @@ COMMANDS = {
     **{name: name for name in ("analyze", "bench", "sweep")},
 }
 """The file that holds a command's function."""
+ON_SEVERAL_RANKS = ("train", "compare")
 NO_READER = 141
 """The exit code where whoever read our output, such as ``head``, has gone: as a shell reports it."""
 
@@ -101,19 +102,12 @@ def _run(arguments: list[str]) -> int:
         print(esam.__version__)
         return 0
     if command not in COMMANDS:
-        hint = did_you_mean(command, COMMANDS)
-        print(f"esam: unknown command {command!r}.{hint} See esam --help", file=sys.stderr)
-        return 2
+        return _failed(f"unknown command {command!r}.{did_you_mean(command, COMMANDS)} See esam --help", 2)
     from .parsing import UsageError
 
     try:
-        module = import_module(f"{__name__}.{COMMANDS[command]}")
-        if _on_several_ranks():
-            from .torchrun import on_every_rank
-
-            on_every_rank(command, getattr(module, command), arguments)
-        else:
-            getattr(module, command)(arguments)
+        function = getattr(import_module(f"{__name__}.{COMMANDS[command]}"), command)
+        _on_every_rank(command, function, arguments) if _on_several_ranks() else function(arguments)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] == "esam":
             raise
@@ -129,6 +123,20 @@ def _run(arguments: list[str]) -> int:
     except KeyboardInterrupt:
         return _failed("interrupted; the same command resumes", 130)
     return 0
+
+
+def _on_every_rank(command: str, function: Callable[[list[str]], None], arguments: list[str]) -> None:
+    """Run a command under torchrun: all ranks train each run together, and rank 0 alone prints and writes.
+
+    An error on one rank ends its process, and by that the others.
+    """
+    if command not in ON_SEVERAL_RANKS:
+        known = ", ".join(ON_SEVERAL_RANKS)
+        raise ValueError(f"esam {command} runs in one process; leave torchrun out (it is for {known})")
+    from esam.train.distributed import joined
+
+    with joined() as ranks, nullcontext() if ranks.first else redirect_stdout(io.StringIO()):
+        function(arguments)
 
 
 def _failed(message: str, code: int = 1) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from esam.bench.config import Bench
 from esam.report.sheets import Form
 
-from .parsing import parse, settings_by_method
+from .parsing import parse_all, settings_by_method
 
 LEGEND = """\
 time: median over the rounds, with a 95 % interval; total: of all rounds.
@@ -20,7 +20,6 @@ a backward 1 for inputs and 1 for weights; MiB: beyond model and batch."""
 class BenchOptions:
     """What a step costs: contenders timed in turn in one run, passes counted, memory in processes of their own."""
 
-    bench: Bench
     methods: tuple[str, ...] = ()
     """Methods to time, by their names in `esam methods`; all if none is named."""
     set: tuple[str, ...] = ()
@@ -35,7 +34,7 @@ class BenchOptions:
 
 def bench(arguments: list[str]) -> None:
     """``esam bench``: what a step costs."""
-    options = parse("bench", BenchOptions, arguments, bench=Bench())
+    (options, timed), _ = parse_all("bench", [BenchOptions, Bench], arguments)
     import json
     import shutil
 
@@ -48,15 +47,15 @@ def bench(arguments: list[str]) -> None:
 
     settings = settings_by_method(options.set)
     contenders = {name: contender(name, settings.get(name)) for name in options.methods or METHODS}
-    options.bench.check()
+    timed.check()
     if options.memory:
-        check_measurable(options.bench)
+        check_measurable(timed)
     if options.out is not None:
         check_writable(options.out)
-    result = bench_steps(options.bench, contenders)
+    result = bench_steps(timed, contenders)
     if options.memory:
         for name, row in result["contenders"].items():
-            row["memory"] = peak_memory(options.bench, contenders[name])
+            row["memory"] = peak_memory(timed, contenders[name])
     print(formatted([steps_sheet(result)], options.format, shutil.get_terminal_size().columns))
     if options.format == "table":
         print(f"\n{LEGEND}")

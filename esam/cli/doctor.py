@@ -8,7 +8,7 @@ from typing import Any
 
 from esam.train.config import Config, find_method
 
-from .parsing import parse_run
+from .parsing import parse_run, single_run
 
 FEW = 20
 """Steps that say little of their time."""
@@ -18,14 +18,14 @@ FEW = 20
 class DoctorOptions:
     """Watch some steps of a run for common problems, each with a fix: rho, kept parts, precision, time."""
 
-    config: Config
     steps: int = 60
     """How many steps to watch."""
 
 
 def doctor(arguments: list[str]) -> None:
     """``esam doctor``: findings and remedies."""
-    options, config, _ = parse_run("doctor", DoctorOptions, arguments)
+    options, comparison, typed = parse_run("doctor", DoctorOptions, arguments)
+    config = single_run(comparison, typed)
     if options.steps < 1:
         raise ValueError(f"--steps must be 1 or more, got {options.steps}")
     from importlib.metadata import version

@@ -35,8 +35,6 @@ class PredictOptions:
 def predict(arguments: list[str]) -> None:
     """``esam predict``: files to classes."""
     options = parse("predict", PredictOptions, arguments)
-    if not options.files:
-        raise ValueError("esam predict wants files: pictures, or tables of numbers (.csv, .npy)")
     from esam.files import check_new, write_atomically
     from esam.train.loaded_run import load_run
     from esam.train.predict import as_csv, predictions

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from esam.runs.plan import SEED, PlannedRun
 from esam.runs.ray import ClusterOptions
-from esam.train.config import Config
 
 from .parsing import parse_run
 
@@ -18,7 +17,6 @@ from .parsing import parse_run
 class SweepOptions:
     """A search for settings, judged on held-out training data. The same command resumes it, or takes part in it."""
 
-    config: Config
     search: tuple[str, ...] = ()
     """What to search, as in lr=0.01..1:log rho=0.05,0.1 method=sam,esam."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
@@ -36,28 +34,27 @@ class SweepOptions:
     the same database is a worker of the same search."""
     jobs: int = 1
     """Trials at a time, here or on a cluster."""
-    cluster: ClusterOptions = field(default_factory=ClusterOptions)
 
 
 def sweep(arguments: list[str]) -> None:
     """``esam sweep``: trials until all have ended, and a table."""
-    options, config, recipe = parse_run("sweep", SweepOptions, arguments, seed=SEED)
+    options, comparison, _, cluster = parse_run("sweep", SweepOptions, arguments, ClusterOptions, seed=SEED)
     try:
-        from esam.runs.sweep import Search, Sweep, shown, trials_sheet
+        from esam.runs.sweep import Search, Sweep, shown_url, trials_sheet
     except ModuleNotFoundError as error:
         raise ImportError(f"esam sweep needs {error.name}; run: pip install torch-esam[sweep]") from error
     from esam.report.sheets import as_text
     from esam.runs.preflight import check
 
     described = {name: getattr(options, name) for name in ("sampler", "trials", "objective", "prune")}
-    settings = recipe.settings if recipe else {}
-    search = Search(replace(config, validation=True), options.search, settings=settings, **described)
-    check([PlannedRun(search.with_choice({}), options.out / "first")], options.out, report=False)
-    shared = Sweep(search, options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}")
+    search = Search(comparison, options.search, **described)
+    check([PlannedRun(search.config({}), options.out / "first")], options.out, report=False)
+    url = options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}"
+    shared = Sweep(search, url)
 
     tell = functools.partial(print, flush=True)
-    tell(f"{shared.study.study_name} in {shown(shared.url)}; the same command elsewhere takes part in it")
-    with options.cluster.executor(options.jobs, reuse=True) as executor:
+    tell(f"{shared.study.study_name} in {shown_url(url)}; the same command elsewhere takes part in it")
+    with cluster.executor(options.jobs, reuse=True) as executor:
         shared.work(options.out, executor, jobs=options.jobs, tell=tell)
     if not shared.best_first():
         raise RuntimeError(f"no trial came to its end; see above, and the log.txt of the runs in {options.out}")

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from esam.train.config import Config
-
-from .parsing import parse_run
+from .parsing import parse_run, single_run
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esam.runs.plan import Comparison
+    from esam.train.config import Config
     from esam.train.record import RunRecord
 
 
@@ -21,7 +19,6 @@ if TYPE_CHECKING:
 class TrainOptions:
     """One run. Killed or interrupted, the same command resumes."""
 
-    config: Config
     out: Path = Path("runs/train")
     """Folder of the record and the checkpoints."""
     quiet: bool = False
@@ -32,8 +29,8 @@ class TrainOptions:
 
 def train(arguments: list[str]) -> None:
     """``esam train``: one run."""
-    options, config, recipe = parse_run("train", TrainOptions, arguments)
-    config = _of_recipe(recipe, config) if recipe else config
+    options, comparison, typed = parse_run("train", TrainOptions, arguments)
+    config = single_run(comparison, typed)
     from rich.console import Console
 
     from esam.runs.live import print_line
@@ -61,8 +58,8 @@ def train(arguments: list[str]) -> None:
 
 
 def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Console) -> RunRecord:
-    from esam.runs.live import shown
-    from esam.train.build import Parts, build_parts, title
+    from esam.runs.live import RunView
+    from esam.train.build import Parts, build_parts
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
@@ -76,7 +73,7 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             steps.append(StepValues(made.optimizer))
         return made
 
-    with shown(config, title(config), console) as view:
+    with RunView(config, console) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)
@@ -91,13 +88,3 @@ def _trained(config: Config, options: TrainOptions, trackers: list[Any], console
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
             raise
-
-
-def _of_recipe(recipe: Comparison, asked: Config) -> Config:
-    """Return the recipe's run of the method that was asked for, with whatever else was asked for in place."""
-    from esam.runs.plan import configured
-
-    whole = configured(recipe, asked.method, asked.seed)
-    given = {name: value for name, value in vars(asked).items() if value != getattr(recipe.config, name)}
-    own = {name: v for name, v in asked.settings.items() if recipe.config.settings.get(name) != v}
-    return replace(whole, **{**given, "settings": {**whole.settings, **own}})

@@ -1,6 +1,6 @@
-"""Many runs: which ones (``plan``), where they are done (``Pool``), and which settings each method gets (``tune``)."""
+"""Many runs: which ones (``plan``), how they get done (``run_all``), and which settings each method gets (``tune``)."""
 
 from .plan import Comparison, PlannedRun, plan
-from .pool import Pool
+from .pool import Processes, run_all
 
-__all__ = ["Comparison", "PlannedRun", "Pool", "plan"]
+__all__ = ["Comparison", "PlannedRun", "Processes", "plan", "run_all"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,29 +12,33 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from esam.analysis import ModelObjective, sharpness
 from esam.report.page import write_report
 from esam.report.results import answer_text, figures
 from esam.report.summaries import summarise
 from esam.train.batches import SeededLoader
 from esam.train.build import Parts, batches_of, build_parts, check_choices
-from esam.train.config import Config, suited
+from esam.train.config import Config, did_you_mean, suited
 from esam.train.distributed import Ranks
 from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
-from esam.train.loaded_run import IMAGES, MEASURES, RHO, training_sharpness
+from esam.train.loaded_run import MEASURES
 from esam.train.record import RunRecord
 from esam.train.runner import run
-from esam.train.samples import Batch, Inputs, InputsAdapter, on_device, sample_count
+from esam.train.samples import Batch, Inputs, sample_count
 from esam.train.task import Facts, Task, data_facts, held_out_task
 
 from .live import epoch_words
 from .plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
-from .preflight import faults_of_data, faults_of_model
+from .preflight import check_data, check_model
 from .tuning import tuned_runs
 
 OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+FIELDS = (
+    *("momentum", "weight_decay", "schedule", "warmup", "evaluate_every", "budget"),
+    *("precision", "device", "threads", "workers", "compile", "notes"),
+)
+"""What ``compare`` takes of a run's configuration beside its own arguments."""
 Samples = tuple[Inputs, Tensor] | Dataset[Any] | DataLoader[Any]
 """Inputs and targets as tensors, a Dataset of such pairs, or a DataLoader; inputs may be tensors by name."""
 
@@ -74,10 +78,6 @@ def compare(
     metric: Metric | None = None,
     optimizer: OptimizerFactory | Literal["sgd", "adamw"] = "sgd",
     lr: float | None = None,
-    momentum: float | None = None,
-    weight_decay: float | None = None,
-    schedule: Literal["cosine", "constant"] = "cosine",
-    warmup: float = 0.0,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tune: int = 0,
     tune_over: Sequence[str] = ("rho",),
@@ -86,14 +86,7 @@ def compare(
     name: str = "own",
     out: str | Path = "runs/compare",
     tell: Callable[[str], None] | None = print,
-    evaluate_every: int = 1,
-    budget: float | None = None,
-    precision: Literal["float32", "bf16", "fp16"] = "float32",
-    device: str = "auto",
-    threads: int | None = None,
-    workers: int | None = None,
-    compile: bool = False,
-    notes: Sequence[str] = (),
+    **more: Any,
 ) -> Compared:
     """Train by several methods and seeds, alike in all else; the same call resumes, and returns what is done.
 
@@ -111,12 +104,8 @@ def compare(
         batch_size: By default 128, and less on small data, down to 16; a DataLoader has its own.
         loss: ``(outputs, targets)`` -> one loss per sample.
         metric: ``(outputs, targets)`` -> one number per sample, averaged over the test data. Accuracy needs none.
-        optimizer: A function from parameters to a torch optimizer, or "sgd" or "adamw" with the next three.
-        lr: 0.1 by default.
-        momentum: 0.9 by default, for sgd.
-        weight_decay: 5e-4 by default.
-        schedule: The learning rate falls along a cosine, or is constant.
-        warmup: Epochs over which the learning rate rises from 0.
+        optimizer: A function from parameters to a torch optimizer, or "sgd" or "adamw".
+        lr: Of "sgd" and "adamw"; 0.1 by default.
         settings: What differs for a method, as in ``{"sam": {"rho": 0.1}}``.
         tune: Trials of each method before the runs, in a folder beside ``out``; 0: none.
         tune_over: What they vary: "rho", "lr", "weight_decay", "epochs"; of an optimizer function's groups by one
@@ -125,20 +114,19 @@ def compare(
         classes: The classes' names.
         name: What the report calls the data.
         tell: Called with a line for each epoch; None: silence.
-        evaluate_every: Evaluate after every so many epochs, and after the last.
-        budget: Stop after this many seconds of training instead of after the epochs.
-        precision: float32, bf16 or fp16, by autocast.
-        device: "auto" takes an accelerator if there is one.
-        threads: CPU threads; None: torch's choice.
-        workers: Processes that read a Dataset ahead of need.
-        compile: Compile the model.
-        notes: Remarks for the report.
+        more: Fields of ``esam.train.Config`` by name: momentum, weight_decay (both of "sgd" and "adamw"), schedule,
+            warmup, evaluate_every, budget, precision, device, threads, workers, compile, notes.
 
     Under torchrun, in a process group of your own, call it on every rank.
     """
     if not tune and (validation is not None or tuple(tune_over) != ("rho",)):
         raise ValueError("tune_over and validation are for a search, and there is none; add tune=4")
-    chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr, "momentum": momentum, "weight_decay": weight_decay}
+    for key in more:
+        if key not in FIELDS:
+            raise ValueError(
+                f"compare has no argument {key!r}.{did_you_mean(key, FIELDS)} There are {', '.join(FIELDS)}"
+            )
+    chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr, **more}
     chosen = {key: value for key, value in chosen.items() if value is not None}
     for key in ("lr", "momentum", "weight_decay"):
         if key in chosen and not isinstance(optimizer, str):
@@ -152,31 +140,18 @@ def compare(
         data[True] = data[False].held_out() if validation is None else _Data.of(train, validation, loss, classes)
     searched = [key for key in tune_over if key in ("lr", "weight_decay")] if tune else []
     problem = _Problem(build_model, optimizer, metric, data, searched)
-    config = Config(
-        data=name,
-        evaluate_every=evaluate_every,
-        schedule=schedule,
-        warmup=warmup,
-        budget=budget,
-        precision=precision,
-        device=device,
-        threads=threads,
-        workers=workers,
-        compile=compile,
-        notes=tuple(notes),
-        **problem.described(),
-        **chosen,  # type: ignore[arg-type]
-    )
+    config = Config(data=name, **{**problem.described(), **chosen, "notes": tuple(more.get("notes", ()))})
     if isinstance(optimizer, str):
         check_choices(config)
-    if budget is None:
+    if config.budget is None:
         fixed = batch_size is not None or isinstance(train, DataLoader)
         config = suited(config, sample_count(data[False].task.train), epochs=epochs is None, batch_size=not fixed)
     config.check()
-    searching: dict[str, Any] = {"tune": tune, "tune_over": tuple(tune_over)}
-    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, **searching)
-    for fault in problem.faults(config):
-        raise ValueError(fault)
+    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, tune=tune, tune_over=tuple(tune_over))
+    problem.check(config)
+
+    def watch_of(planned: PlannedRun) -> Callable[[dict[str, Any]], None] | None:
+        return tell and (lambda metrics: tell(f"{planned.name}: {epoch_words(metrics, planned.config)}"))
 
     def launch(runs: Sequence[PlannedRun]) -> list[RunRecord]:
         return [
@@ -185,7 +160,7 @@ def compare(
                 planned.folder,
                 parts=problem.parts,
                 measures={} if planned.config.validation else data[False].measures,
-                watch=None if tell is None else _teller(tell, planned),
+                watch=watch_of(planned),
             )
             for planned in runs
         ]
@@ -237,14 +212,8 @@ class _Data(NamedTuple):
     @property
     def measures(self) -> Mapping[str, Any]:
         """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
-        if self.train_loader is None and self.test_loader is None:
-            return MEASURES
-        return {"sharpness": training_sharpness if self.train_loader is None else self._loader_sharpness}
-
-    def _loader_sharpness(self, model: nn.Module, task: Task, device: torch.device) -> float:
-        batches = _some(self.batches(Config(), device)[2], IMAGES, device)
-        objective = ModelObjective(InputsAdapter(model), batches, task.loss)
-        return sharpness(objective, objective.parameters, rho=RHO)
+        loaders = [loader for loader in (self.train_loader, self.test_loader) if loader is not None]
+        return {} if any(loader.collate_fn is not default_collate for loader in loaders) else MEASURES
 
 
 @dataclass(frozen=True)
@@ -282,13 +251,12 @@ class _Problem:
             raise ValueError(f"build_model must return a torch.nn.Module, got {type(model).__name__}")
         return model
 
-    def faults(self, config: Config) -> list[str]:
-        """Return why model, loss and data do not go together."""
+    def check(self, config: Config) -> None:
+        """Refuse a model, a loss and data that do not go together."""
         data = self.data[False]
-        if faults := faults_of_data(data.task, data.facts):
-            return faults
+        check_data(data.task, data.facts)
         train, *_ = data.batches(config, torch.device("cpu"))
-        return faults_of_model(self.model(0), self.model(0), next(iter(train.epoch(1))), data.task, data.facts)
+        check_model(self.model(0), self.model(0), next(iter(train.epoch(1))), data.task, data.facts)
 
     def parts(self, config: Config) -> Parts:
         """Return the parts of one run."""
@@ -334,16 +302,3 @@ def _shape_of(model: nn.Module) -> str:
         if isinstance(value, Tensor)
     ]
     return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
-
-
-def _some(batches: Iterable[Batch], most: int, device: torch.device) -> Iterator[Batch]:
-    seen = 0
-    for x, y in batches:
-        if seen >= most:
-            return
-        seen += len(y)
-        yield on_device(x, device), y.to(device)
-
-
-def _teller(tell: Callable[[str], None], planned: PlannedRun) -> Callable[[dict[str, Any]], None]:
-    return lambda metrics: tell(f"{planned.name}: {epoch_words(metrics, planned.config)}")

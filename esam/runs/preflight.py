@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,11 +44,27 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
     faults = missing("safetensors", purpose="keeping the weights")
     faults += missing("plotly", "jinja2", purpose="the report") if report else []
     faults += [*unwritable_folder(out), *_inside_data(out, runs[0].config)]
-    by_data: dict[tuple[object, ...], list[PlannedRun]] = {}
+    loaded: dict[tuple[object, ...], tuple[Task, Facts] | None] = {}
+    built: set[str] = set()
     for run in runs:
-        by_data.setdefault(tuple(getattr(run.config, name) for name in DATA_SETTINGS), []).append(run)
-    for together in by_data.values():
-        faults += _of_runs(together)
+        try:
+            if wrong := run.config.faults():
+                faults += wrong
+                continue
+            check_choices(run.config)
+            if (key := tuple(getattr(run.config, name) for name in DATA_SETTINGS)) not in loaded:
+                loaded[key] = None  # if this fails, it is not tried again
+                task = configured_task(run.config)
+                check_data(task, facts := data_facts(task))
+                loaded[key] = task, facts
+            if (data := loaded[key]) is None:
+                continue
+            ended_record(run.folder / RECORD_NAME, run.config, data[1])
+            if (id_without_seed := replace(run.config, seed=0).id()) not in built:
+                built.add(id_without_seed)
+                _check_run(run.config, *data)
+        except FAULTS as error:
+            faults.append(str(error))
     faults = list(dict.fromkeys(faults))
     if len(faults) > 1:
         raise ValueError("\n  ".join([f"{len(faults)} things are wrong, and nothing was run:", *faults]))
@@ -56,20 +72,41 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
         raise ValueError(faults[0])
 
 
-def faults_of_data(task: Task, facts: Facts) -> list[str]:
-    """Return where inputs or targets are NaN or infinite, once for each part; warn of classes that are not tested."""
+def _check_run(config: Config, task: Task, facts: Facts) -> None:
+    device = chosen_device(config.device)
+    model = prepared_model(config, task, device)
+    build_optimizer(config, model, total_steps=1)
+    again = prepared_model(config, task, device) if is_factory(config.model) else None
+    each = 8 * math.prod(facts.get("shape") or ())  # float32, and as much again on the way through the first layer
+    check_memory(config.batch_size * each, f"a batch of {config.batch_size} inputs", "batch_size")
+    batches = batches_of(config, task, device, fastest_memory_format(model))[0]
+    check_model(model, again, next(iter(batches.epoch(1))), task, facts)
+
+
+def _inside_data(folder: Path, config: Config) -> Iterator[str]:
+    data = Path(config.data).expanduser()
+    if not is_factory(config.data) and data.is_dir() and folder.absolute().resolve().is_relative_to(data.resolve()):
+        yield (
+            f"{folder} (--out) is inside the data folder {config.data}, where results would be taken for pictures; "
+            "choose another folder, such as --out ../runs"
+        )
+
+
+def check_data(task: Task, facts: Facts) -> None:
+    """Refuse inputs or targets that are NaN or infinite; warn of classes that are not tested."""
     faults: dict[tuple[str, str], str] = {}
     for name in ("train", "test"):
         for first, part, values in _looked_at(getattr(task, name), pictures=task.transform is not None):
-            if not isinstance(values, Tensor) or not values.is_floating_point() or (finite := values.isfinite()).all():
-                continue
-            row, *column = (~finite).nonzero()[0].tolist()
-            place = f", column {column[0]}" if len(column) == 1 else f", position {tuple(column)}" if column else ""
-            fault = (
-                f"the {name} {part} hold values that are not finite numbers, the first "
-                f"({values[(row, *column)].item()}) in sample {first + row}{place}; remove or replace them"
-            )
-            faults.setdefault((name, part), fault)
+            if isinstance(values, Tensor) and values.is_floating_point() and not (finite := values.isfinite()).all():
+                row, *column = (~finite).nonzero()[0].tolist()
+                place = f", column {column[0]}" if len(column) == 1 else f", position {tuple(column)}" if column else ""
+                fault = (
+                    f"the {name} {part} hold values that are not finite numbers, the first "
+                    f"({values[(row, *column)].item()}) in sample {first + row}{place}; remove or replace them"
+                )
+                faults.setdefault((name, part), fault)
+    if faults:
+        raise ValueError("\n  ".join(faults.values()))
     train, test = ((facts.get("of_each_class") or {}).get(name) for name in ("train", "test"))
     if train and test:
         names = facts.get("classes") or range(len(train))
@@ -78,7 +115,6 @@ def faults_of_data(task: Task, facts: Facts) -> list[str]:
             some = f"{', '.join(absent[:5])}{' ...' if absent[5:] else ''}"
             message = f"the test data hold no sample of {some}: the test accuracy says nothing of them"
             warnings.warn(message, stacklevel=2)
-    return list(faults.values())
 
 
 def _looked_at(samples: Samples, *, pictures: bool) -> Iterator[tuple[int, str, Any]]:
@@ -95,94 +131,48 @@ def _looked_at(samples: Samples, *, pictures: bool) -> Iterator[tuple[int, str, 
             yield row, "inputs", inputs[None] if isinstance(inputs, Tensor) else inputs
 
 
-def faults_of_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: Task, facts: Facts) -> list[str]:
-    """Return why a model, the loss and the data do not go together: the first samples are passed through once.
+def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: Task, facts: Facts) -> None:
+    """Refuse a model, a loss and data that do not go together: the first samples are passed through once.
 
     ``again`` is the model built once more after the same seed.
     """
     if again is not None and not all(map(torch.equal, model.state_dict().values(), again.state_dict().values())):
-        return [
+        raise ValueError(
             "the model begins with other weights when it is built again after the same seed, so methods could not be "
             "compared; draw them from torch's global generator, without a seed of their own"
-        ]
+        )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        return ["there is nothing to train: no parameter of the model requires a gradient (requires_grad)"]
-    counts = [part for part in (facts.get("of_each_class") or {}).values() if part]
-    classes = max(map(len, counts)) if counts and task.loss is per_sample_cross_entropy else 0
+        raise ValueError("there is nothing to train: no parameter of the model requires a gradient (requires_grad)")
     inputs, targets = (rows_of(part, slice(0, FEW)) for part in batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            outputs = outputs_of(model.eval(), inputs)
-            if not isinstance(outputs, Tensor):
-                return [
-                    f"the model returns a {type(outputs).__name__}; return a tensor, or an object that has logits, as "
-                    "those of transformers do"
-                ]
-            if outputs.dim() == 2 and outputs.shape[1] < classes:
-                return [
-                    f"the model has {outputs.shape[1]} outputs, and the labels go up to {classes - 1}: give it "
-                    f"{classes} outputs, one for each class"
-                ]
-            losses = task.loss(outputs, targets)
-        except Exception as error:  # torch, and a user's own code, raise of every kind
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            return [f"the model, the loss and the data do not fit: a forward pass of {FEW} samples failed ({reason})"]
+        outputs = _passed(outputs_of, model.eval(), inputs)
+        if not isinstance(outputs, Tensor):
+            raise ValueError(
+                f"the model returns a {type(outputs).__name__}; return a tensor, or an object that has logits, as "
+                "those of transformers do"
+            )
+        counts = [part for part in (facts.get("of_each_class") or {}).values() if part]
+        classes = max(map(len, counts)) if counts and task.loss is per_sample_cross_entropy else 0
+        if outputs.dim() == 2 and outputs.shape[1] < classes:
+            raise ValueError(
+                f"the model has {outputs.shape[1]} outputs, and the labels go up to {classes - 1}: give it "
+                f"{classes} outputs, one for each class"
+            )
+        losses = _passed(task.loss, outputs, targets)
     if not isinstance(losses, Tensor) or losses.shape != targets.shape[:1]:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
-        return [f'the loss must give one number per sample (reduction="none"), got {got} for {len(targets)} samples']
-    if not losses.isfinite().all():
-        return ["the loss is not finite before any training; look for NaN or infinite values in the data"]
-    return []
-
-
-def _of_runs(runs: Sequence[PlannedRun]) -> list[str]:
-    """Return the faults of runs that see the same data."""
-    faults: list[str] = []
-    sound = []
-    for run in runs:
-        wrong = run.config.faults()
-        try:
-            check_choices(run.config)
-        except FAULTS as error:
-            wrong.append(str(error))
-        faults += wrong
-        sound += [] if wrong else [run]
-    if not sound:
-        return faults
-    try:
-        task = configured_task(sound[0].config)
-        facts = data_facts(task)
-    except FAULTS as error:
-        return [*faults, str(error)]
-    if found := faults_of_data(task, facts):
-        return [*faults, *found]
-    built: set[str] = set()
-    for run in sound:
-        try:
-            ended_record(run.folder / RECORD_NAME, run.config, facts)
-            if (id_without_seed := replace(run.config, seed=0).id()) not in built:
-                built.add(id_without_seed)
-                faults += _of_run(run.config, task, facts)
-        except FAULTS as error:
-            faults.append(str(error))
-    return faults
-
-
-def _of_run(config: Config, task: Task, facts: Facts) -> list[str]:
-    device = chosen_device(config.device)
-    model = prepared_model(config, task, device)
-    build_optimizer(config, model, total_steps=1)
-    again = prepared_model(config, task, device) if is_factory(config.model) else None
-    each = 8 * math.prod(facts.get("shape") or ())  # float32, and as much again on the way through the first layer
-    check_memory(config.batch_size * each, f"a batch of {config.batch_size} inputs", "batch_size")
-    batches = batches_of(config, task, device, fastest_memory_format(model))[0]
-    return faults_of_model(model, again, next(iter(batches.epoch(1))), task, facts)
-
-
-def _inside_data(folder: Path, config: Config) -> Iterator[str]:
-    data = Path(config.data).expanduser()
-    if not is_factory(config.data) and data.is_dir() and folder.absolute().resolve().is_relative_to(data.resolve()):
-        yield (
-            f"{folder} (--out) is inside the data folder {config.data}, where results would be taken for pictures; "
-            "choose another folder, such as --out ../runs"
+        raise ValueError(
+            f'the loss must give one number per sample (reduction="none"), got {got} for {len(targets)} samples'
         )
+    if not losses.isfinite().all():
+        raise ValueError("the loss is not finite before any training; look for NaN or infinite values in the data")
+
+
+def _passed(function: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return function(*given)
+    except Exception as error:  # torch, and a user's own code, raise of every kind
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ValueError(
+            f"the model, the loss and the data do not fit: a forward pass of {FEW} samples failed ({reason})"
+        ) from error

@@ -1,4 +1,4 @@
-"""How do runs get done on a Ray cluster? Each is a task that starts the run's own process on some node.
+"""How do runs get done on a Ray cluster? Each is a task, in a process of its own on some node.
 
 Every node must see the runs' folders, by a shared file system; so a run whose node is lost resumes on another.
 """
@@ -12,17 +12,17 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from esam.files import write_atomically
 
 from .plan import PlannedRun
-from .pool import Executor, Processes, StartedRun, WorkerProcess
+from .pool import Executor, Processes, StartedRun
+from .worker import carry_out
 
 RETRIES = 5
 """How often a run is started again when its node is lost; a run that fails by itself is not."""
-ATTEMPTS = 3
-"""How often a connection is tried that the head has broken off."""
 LOCK_NAME, TOKEN_NAME = ".lock", ".cluster"
 LOCK_PATIENCE = 120.0
 """Seconds that a run which is started again waits for the lost node's process to release the folder."""
@@ -49,10 +49,8 @@ class ClusterOptions:
         """Give the executor inside the block: ``jobs`` processes on this machine, or the cluster."""
         here = Processes(jobs, reuse=reuse)  # checks the number, whatever is used
         if not self.cluster:
-            try:
+            with here:
                 yield here
-            finally:
-                here.close()
             return
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise ValueError("--cluster gives each run a node, and torchrun gives each run all ranks; use one of them")
@@ -80,14 +78,11 @@ def connected(address: str) -> Iterator[None]:
         host, _, port = where.rpartition(":")
         if port.isdigit() and "//" not in host:  # Ray itself would try for many minutes
             socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER).close()
-        for attempt in range(ATTEMPTS):
-            try:
-                ray.init(address=where, **options)
-                break
-            except ConnectionAbortedError:  # a busy head has not started this client's server in time
-                ray.shutdown()
-                if attempt == ATTEMPTS - 1:
-                    raise
+        try:
+            ray.init(address=where, **options)
+        except ConnectionAbortedError:  # a busy head has not started this client's server in time
+            ray.shutdown()
+            ray.init(address=where, **options)
     except (OSError, ray.exceptions.RayError) as error:
         raise ValueError(
             f"no Ray cluster answers at {where} (--cluster): {str(error).splitlines()[0]}; start one with ray start "
@@ -113,17 +108,19 @@ class RayCluster:
                 f"no node of the cluster has {cpus:g} CPUs and {gpus:g} GPUs for a run; ask for fewer "
                 "(--cpus-per-run, --gpus-per-run), or add such a node"
             )
-        self.ray, self._task = ray, ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES)(run_on_node)
+        resources = {"num_cpus": cpus, "num_gpus": gpus}
+        self.ray, self._task = ray, ray.remote(**resources, max_retries=RETRIES, max_calls=1)(run_on_node)
 
     def start(self, run: PlannedRun) -> StartedRun:
         """Hand a run to the cluster."""
         run.prepare()
-        token = run.folder / TOKEN_NAME
+        folder = run.folder.absolute()
+        token = folder / TOKEN_NAME
         if not token.exists():
             write_atomically(token, secrets.token_hex(8).encode())
         environment = {k: v for k, v in os.environ.items() if k.startswith(SHARED_VARIABLES)}
-        absolute = PlannedRun(run.config, run.folder.absolute(), run.worker)
-        return _RayRun(self.ray, self._task.remote(absolute, token.read_text(), environment, os.getcwd()))
+        task = self._task.options(name=str(folder))  # for whoever reads `ps`
+        return _RayRun(self.ray, task.remote(run.worker, folder, token.read_text(), environment, os.getcwd()))
 
 
 @dataclass
@@ -140,27 +137,25 @@ class _RayRun:
         except self.ray.exceptions.RayError as error:
             return f"lost {RETRIES + 1} times with its node, or ended by Ray: {str(error).splitlines()[0]}"
 
-    def stop(self) -> None:
+    def end(self) -> None:
         self.ray.cancel(self.task, force=True)
-
-    def wait(self) -> None:
         self.ray.wait([self.task], timeout=LOCK_PATIENCE)
 
 
-def run_on_node(run: PlannedRun, token: str, environment: Mapping[str, str], cwd: str) -> str:
-    """Do a run on this node, in a process that ends with this one; return what went wrong."""
-    seen = run.folder / TOKEN_NAME
+def run_on_node(module: str, folder: Path, token: str, environment: Mapping[str, str], cwd: str) -> str:
+    """Do a run in this process, one of Ray's on a node; return what went wrong."""
+    seen = folder / TOKEN_NAME
     if not seen.is_file() or seen.read_text() != token:
         return (
-            f"the node {socket.gethostname()} does not see the folder {run.folder}; put --out on a file system that "
+            f"the node {socket.gethostname()} does not see the folder {folder}; put --out on a file system that "
             "all nodes of the cluster share"
         )
     from filelock import FileLock, Timeout
 
     with contextlib.suppress(Timeout):  # then the run itself says that the folder is in use
-        FileLock(run.folder / LOCK_NAME, timeout=LOCK_PATIENCE).acquire().lock.release()
-    process = WorkerProcess(run, environment=environment, cwd=cwd)
-    process.begin(run)
-    while (failure := process.poll(timeout=1.0)) is None:
-        pass
-    return failure
+        FileLock(folder / LOCK_NAME, timeout=LOCK_PATIENCE).acquire().lock.release()
+    os.environ.update(environment)
+    with contextlib.suppress(OSError):  # a node may have no such folder, and a run no need of it
+        os.chdir(cwd)
+    sys.path[:0] = [cwd, *environment.get("PYTHONPATH", "").split(os.pathsep)]
+    return carry_out(module, folder)

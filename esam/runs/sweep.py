@@ -14,10 +14,9 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import optuna
 import sqlalchemy
@@ -30,10 +29,9 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from esam.optim import METHODS
 from esam.report.sheets import Sheet
 from esam.train.config import Config, did_you_mean, find_method
-from esam.train.record import RunRecord
 
-from .plan import Comparison, PlannedRun, configured
-from .pool import Executor, stop_all
+from .plan import Comparison, PlannedRun, configured, folder_of
+from .pool import Executor, StartedRun
 
 TRAINING: dict[str, type] = {
     **dict.fromkeys(("method", "model", "optimizer", "schedule", "augment", "precision"), str),
@@ -41,6 +39,8 @@ TRAINING: dict[str, type] = {
     **dict.fromkeys(("epochs", "batch_size", "train_size", "size"), int),
 }
 """Settings of the training that can be searched, by type."""
+OBJECTIVES = {"accuracy": ("maximize", "test_accuracy"), "loss": ("minimize", "test_loss")}
+"""Which way is better, and where the value is in an epoch's line."""
 RUN, FAILURE = "run", "failure"
 """Attributes of a trial: its run's folder, and why it gave no result."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -49,21 +49,6 @@ RETRIES = 5
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 warnings.filterwarnings("ignore", category=ExperimentalWarning)  # heartbeats, the grid, the sampler's constant_liar
-
-
-class Objective(NamedTuple):
-    """A number of an epoch's line, and which way is better."""
-
-    title: str
-    direction: str
-    key: str
-    factor: float
-
-
-OBJECTIVES = {
-    "accuracy": Objective("Validation accuracy, %", "maximize", "test_accuracy", 100),
-    "loss": Objective("Validation loss", "minimize", "test_loss", 1),
-}
 
 
 def read_dimension(word: str) -> tuple[str, BaseDistribution]:
@@ -88,18 +73,12 @@ def read_dimension(word: str) -> tuple[str, BaseDistribution]:
         raise ValueError(f"{word!r} is no range or list of values of type {kind.__name__}: {error}") from error
 
 
-def _suggest(trial: Trial, name: str, values: BaseDistribution) -> Any:
-    if isinstance(values, CategoricalDistribution):
-        return trial.suggest_categorical(name, values.choices)
-    suggest = trial.suggest_int if isinstance(values, IntDistribution) else trial.suggest_float
-    return suggest(name, values.low, values.high, step=values.step, log=values.log)
-
-
 @dataclass(frozen=True)
 class Search:
     """What is searched, how, and by what trials are judged; the same description is the same search."""
 
-    config: Config
+    start: Comparison
+    """The run that the trials vary, and what differs in it for a method."""
     words: tuple[str, ...]
     """The settings to search, as ``read_dimension`` takes them."""
     sampler: Literal["tpe", "random", "grid"] = "tpe"
@@ -107,8 +86,6 @@ class Search:
     """How many in all, whoever does them; a grid has as many as it has points."""
     objective: Literal["accuracy", "loss"] = "accuracy"
     prune: bool = False
-    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What differs for a method, as in a comparison."""
 
     def __post_init__(self) -> None:
         if self.trials < 1:
@@ -118,7 +95,7 @@ class Search:
         if len(self.dimensions) < len(self.words):
             raise ValueError(f"a setting is searched twice in {' '.join(self.words)}; give all its values in one word")
         values = self.dimensions.get("method")
-        methods = values.choices if isinstance(values, CategoricalDistribution) else (self.config.method,)
+        methods = values.choices if isinstance(values, CategoricalDistribution) else (self.start.config.method,)
         for name, values in self.dimensions.items():
             if not sum(_applies(name, str(method)) for method in methods):  # looks every method up
                 raise ValueError(f"{name} is searched, and {', '.join(map(str, methods))} takes none; see esam methods")
@@ -134,21 +111,27 @@ class Search:
         """Return the run that a trial is to be: the method first, then only the settings that it has."""
         chosen: dict[str, Any] = {}
         for name, values in self.dimensions.items():
-            if _applies(name, chosen.get("method", self.config.method)):
-                chosen[name] = _suggest(trial, name, values)
-        return self.with_choice(chosen).check()
+            if not _applies(name, chosen.get("method", self.start.config.method)):
+                continue
+            if isinstance(values, CategoricalDistribution):
+                chosen[name] = trial.suggest_categorical(name, values.choices)
+            elif isinstance(values, (IntDistribution, FloatDistribution)):
+                suggest: Any = trial.suggest_int if isinstance(values, IntDistribution) else trial.suggest_float
+                chosen[name] = suggest(name, values.low, values.high, step=values.step, log=values.log)
+        return self.config(chosen).check()
 
-    def with_choice(self, chosen: Mapping[str, Any]) -> Config:
+    def config(self, chosen: Mapping[str, Any]) -> Config:
         """Return a run with these values, all else as in the search, judged on held-out training data."""
-        method = chosen.get("method", self.config.method)
-        start = configured(Comparison(self.config, (), (), self.settings), method, self.config.seed)
+        common = self.start.config
+        config = configured(self.start, chosen.get("method", common.method), common.seed)
         fields = {name: value for name, value in chosen.items() if name in TRAINING}
         settings = {name: value for name, value in chosen.items() if name not in TRAINING}
-        return dataclasses.replace(start, **fields, settings={**start.settings, **settings}, validation=True)
+        return dataclasses.replace(config, **fields, settings={**config.settings, **settings}, validation=True)
 
     def id(self) -> str:
         """Return a name that follows from the description alone, whatever the number of trials."""
-        described = {**vars(self), "config": self.config.as_json(), "trials": None}
+        start = [self.start.config.as_json(), self.start.settings]
+        described = [start, self.words, self.sampler, self.objective, self.prune]
         return hashlib.sha256(json.dumps(described, sort_keys=True, default=dict).encode()).hexdigest()[:10]
 
     def make_sampler(self, seed: int | None) -> optuna.samplers.BaseSampler:
@@ -170,12 +153,13 @@ class Sweep:
     """A search in a database; every worker that starts the same search there takes part in it."""
 
     def __init__(self, search: Search, url: str, *, heartbeat: int = 20) -> None:
-        self.search, self.url, self.judge = search, url, OBJECTIVES[search.objective]
+        self.search = search
+        self.direction, self.key = OBJECTIVES[search.objective]
         pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if search.prune else optuna.pruners.NopPruner()
         there = {"study_name": f"sweep-{search.id()}", "storage": _storage(url, heartbeat), "pruner": pruner}
         try:
-            sampler = search.make_sampler(search.config.seed)
-            self.study = optuna.create_study(direction=self.judge.direction, sampler=sampler, **there)
+            sampler = search.make_sampler(search.start.config.seed)
+            self.study = optuna.create_study(direction=self.direction, sampler=sampler, **there)
         except DuplicatedStudyError:  # begun before, or by another worker, whose draws must not be repeated
             self.study = optuna.load_study(sampler=search.make_sampler(None), **there)
 
@@ -189,24 +173,67 @@ class Sweep:
         poll: float = 0.2,
     ) -> None:
         """Do trials, ``jobs`` at a time, until there are enough; those of a worker that is gone are done again."""
-        stop, most = threading.Event(), self.search.trials
-        worker = _Worker(self, out, executor, tell, poll, stop)
-        enough = [] if self.search.sampler == "grid" else [MaxTrialsCallback(most, states=ENDED)]
+        grid, most, stop = self.search.sampler == "grid", self.search.trials, threading.Event()
+        enough = [] if grid else [MaxTrialsCallback(most, states=ENDED)]
 
-        def do_trials() -> None:
-            if not enough or len(self.trials(*ENDED)) < most:
-                with suppress(_Stopped):
-                    self.study.optimize(worker.objective, callbacks=enough)
-
-        with ThreadPoolExecutor(jobs) as threads:
-            started = [threads.submit(do_trials) for _ in range(jobs)]
+        def objective(trial: Trial) -> float:
+            """Do a trial and return its value; one without a result is pruned, as it would have none another time."""
+            result = "pruned"
             try:
-                while not all(one.done() for one in started):
-                    time.sleep(poll)
+                config = self.search.suggested(trial)
+                value = self._value(trial, PlannedRun(config, folder_of(config, out)), executor, stop, poll)
+                result = f"{self.search.objective} {value:.4g}"
+                return value
+            except (ValueError, OSError, RuntimeError) as error:
+                trial.set_user_attr(FAILURE, str(error))
+                result = f"failed ({error})"
+                raise TrialPruned from error
+            finally:
+                chosen = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
+                tell(f"trial {trial.number} ({chosen}): {'interrupted' if stop.is_set() else result}")
+
+        if enough and len(self.trials(*ENDED)) >= most:
+            return
+        with ThreadPoolExecutor(1) as thread:  # so that an interruption, which comes to this thread, can stop it
+            optimizing = thread.submit(self.study.optimize, objective, n_jobs=jobs, callbacks=enough)
+            try:
+                optimizing.result()
             finally:
                 stop.set()
-        for one in started:
-            one.result()
+
+    def _value(self, trial: Trial, run: PlannedRun, executor: Executor, stop: threading.Event, poll: float) -> float:
+        """Do a trial's run, or resume it, and return what it is judged by; of equal ones, the first is done."""
+        trial.set_user_attr(RUN, run.folder.name)
+        if not run.ended:
+            self._follow(trial, run, executor.start(run), stop, poll)
+        record = run.record()
+        if record is None or record.diverged:
+            raise RuntimeError("it left no record" if record is None else (record.end or {}).get("error"))
+        if (value := record.epochs[-1].get(self.key)) is None:
+            raise ValueError(f"its record has no {self.search.objective}")
+        return float(value)
+
+    def _follow(self, trial: Trial, run: PlannedRun, started: StartedRun, stop: threading.Event, poll: float) -> None:
+        """Wait for the end of a run; end one that falls behind the others, or where the worker is to stop."""
+        reported, failure = 0, None
+        try:
+            while failure is None:
+                failure = started.poll()
+                record = run.record() if self.search.prune else None
+                for line in () if record is None else record.epochs:
+                    if line["epoch"] > reported and line.get(self.key) is not None:
+                        reported = line["epoch"]
+                        trial.report(line[self.key], reported)
+                        if trial.should_prune():
+                            raise TrialPruned
+                if failure is None and stop.wait(poll):
+                    self.study.enqueue_trial(trial.params)  # it waits for whoever comes next
+                    raise _Stopped
+        finally:
+            if failure is None:
+                started.end()
+        if failure:
+            raise RuntimeError(failure)
 
     def trials(self, *states: TrialState) -> list[FrozenTrial]:
         """Return the trials in these states, in their order; all of them if none is named."""
@@ -214,82 +241,8 @@ class Sweep:
 
     def best_first(self) -> list[FrozenTrial]:
         """Return the trials that have a result, the best first."""
-        sign = -1 if self.judge.direction == "maximize" else 1
+        sign = -1 if self.direction == "maximize" else 1
         return sorted(self.trials(TrialState.COMPLETE), key=lambda trial: (sign * trial.value, trial.number))
-
-
-@dataclass
-class _Worker:
-    """Does trials: each is an ordinary run, followed by its record."""
-
-    sweep: Sweep
-    out: Path
-    executor: Executor
-    tell: Callable[[str], None]
-    poll: float
-    stop: threading.Event
-
-    def objective(self, trial: Trial) -> float:
-        """Do a trial and return its value; one without a result is pruned, as it would have none another time."""
-        result = "pruned"
-        try:
-            value = self._value(trial)
-            result = f"{self.sweep.search.objective} {value:.4g}"
-            return value
-        except (ValueError, OSError, RuntimeError) as error:
-            trial.set_user_attr(FAILURE, str(error))
-            result = f"failed ({error})"
-            raise TrialPruned from error
-        except _Stopped:
-            result = "interrupted"
-            raise
-        finally:
-            chosen = ", ".join(f"{name} {_short(value)}" for name, value in trial.params.items())
-            self.tell(f"trial {trial.number} ({chosen}): {result}")
-
-    def _value(self, trial: Trial) -> float:
-        config = self.sweep.search.suggested(trial)
-        for done in self.sweep.trials(TrialState.COMPLETE):
-            if done.params == trial.params:
-                return float(done.value)
-        name = f"trial{trial.number:04d}-{config.method.replace(':', '.')}-{config.id()}"
-        run = PlannedRun(config, self.out / trial.user_attrs.get(RUN, name))  # one that was begun is resumed
-        trial.set_user_attr(RUN, run.folder.name)
-        judge, last = self.sweep.judge, self._run(trial, run).epochs[-1]
-        if last.get(judge.key) is None:
-            raise ValueError(f"its record has no {self.sweep.search.objective}")
-        return judge.factor * float(last[judge.key])
-
-    def _run(self, trial: Trial, run: PlannedRun) -> RunRecord:
-        """Return the record of the finished run."""
-        started, reported = self.executor.start(run), 0
-        try:
-            while (failure := started.poll()) is None:
-                if self.stop.wait(self.poll):
-                    raise _Stopped
-                reported = self._prune(trial, run, reported)
-        except BaseException as error:
-            stop_all([started])
-            if not isinstance(error, TrialPruned):  # interrupted: it waits for whoever comes next
-                self.sweep.study.enqueue_trial(trial.params, user_attrs={RUN: run.folder.name})
-            raise
-        record = run.record()
-        if failure or record is None or record.diverged:
-            raise RuntimeError(failure or ("it left no record" if record is None else (record.end or {}).get("error")))
-        self._prune(trial, run, reported)
-        return record
-
-    def _prune(self, trial: Trial, run: PlannedRun, reported: int) -> int:
-        """Report the evaluations that are new; end the trial at one that falls behind the others."""
-        judge = self.sweep.judge
-        record = run.record() if self.sweep.search.prune else None
-        for line in () if record is None else record.epochs:
-            if line["epoch"] > reported and line.get(judge.key) is not None:
-                reported = line["epoch"]
-                trial.report(judge.factor * line[judge.key], reported)
-                if trial.should_prune():
-                    raise TrialPruned
-        return reported
 
 
 class _Stopped(Exception):
@@ -301,16 +254,13 @@ def trials_sheet(sweep: Sweep, most: int = 20) -> Sheet:
     best, failed = sweep.best_first(), sum(FAILURE in trial.user_attrs for trial in sweep.trials())
     others = {"pruned": len(sweep.trials(TrialState.PRUNED)) - failed, "failed": failed}
     counts = [f"{len(best)} trials ended", *(f"{count} {how}" for how, count in others.items() if count)]
-    title = f"{', '.join(counts)}; {sweep.search.sampler}, judged by {sweep.search.objective}"
     names = list(sweep.search.dimensions)
-    rows = tuple(
-        (f"trial {t.number}", *(_short(t.params.get(name, "")) for name in names), f"{t.value:.4g}")
-        for t in best[:most]
-    )
-    return Sheet(title, ("Trial", *names, sweep.judge.title), rows)
+    rows = [[f"trial {t.number}", *(_short(t.params.get(name, "")) for name in names), _short(t.value)] for t in best]
+    head = ("Trial", *names, f"Held-out {sweep.search.objective}")
+    return Sheet(f"{', '.join(counts)}; {sweep.search.sampler}", head, tuple(map(tuple, rows[:most])))
 
 
-def shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """Return a database's address as it may be shown: without a password."""
     return str(sqlalchemy.engine.make_url(url).render_as_string(hide_password=True))
 
@@ -336,7 +286,7 @@ def _storage(url: str, heartbeat: int) -> RDBStorage:
         except sqlalchemy.exc.SQLAlchemyError as error:
             if isinstance(error, sqlalchemy.exc.OperationalError) and parts.drivername != "sqlite":
                 reason = str(error.orig).splitlines()[0]
-                raise ValueError(f"{shown(url)} (--storage) cannot be reached: {reason}") from error
+                raise ValueError(f"{shown_url(url)} (--storage) cannot be reached: {reason}") from error
             attempts -= 1
             if not attempts:
                 raise

@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 
-from esam.files import write_atomically
 from esam.report.results import tried_sheet
 from esam.report.sheets import as_text
-from esam.train.config import Config, did_you_mean, find_method
+from esam.train.config import Config, find_method
 from esam.train.distributed import Ranks
 from esam.train.draws import generator_for
-from esam.train.record import encode
 
 from .plan import SEED, Comparison, PlannedRun, configured, folder_of, plan
 
@@ -72,13 +70,7 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 def tune(
-    comparison: Comparison,
-    folder: str | Path,
-    tries: int,
-    launch: Launch,
-    over: Sequence[str] = ("rho",),
-    *,
-    rounds: int = ROUNDS,
+    comparison: Comparison, folder: str | Path, tries: int, launch: Launch, over: Sequence[str] = ("rho",)
 ) -> Comparison:
     """Return the comparison with the best of the same number of trials for each method.
 
@@ -87,7 +79,7 @@ def tune(
     """
     points = first_points(comparison, tries, over)
     trials = _done(comparison, points, folder, launch)
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         if not any(_open_edge(several) for several in trials.values()):
             break
         points = {method: [*points[method], further_point(several)] for method, several in trials.items()}
@@ -101,6 +93,21 @@ def tune(
     return dataclasses.replace(comparison, settings=settings, tuned=tuned)
 
 
+def _done(
+    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, launch: Launch
+) -> dict[str, list[Trial]]:
+    """Return the trial of each point, after its run."""
+    runs = trial_runs(comparison, points, folder)
+    launch([run for several in runs.values() for run in several])
+    return {m: [_trial(m, p, run) for p, run in zip(points[m], runs[m], strict=True)] for m in points}
+
+
+def _trial(method: str, point: Point, run: PlannedRun) -> Trial:
+    record = run.record()
+    end = record.end if record is not None and record.finished else None
+    return Trial(method, point, end["test_accuracy"].get("last"), end.get("test_loss")) if end else Trial(method, point)
+
+
 def first_points(comparison: Comparison, tries: int, over: Sequence[str] = ("rho",)) -> dict[str, list[Point]]:
     """Return the values that each method tries first, for every method that has something to search.
 
@@ -109,11 +116,8 @@ def first_points(comparison: Comparison, tries: int, over: Sequence[str] = ("rho
     """
     if not 1 <= tries <= len(FACTORS):
         raise ValueError(f"tune must be in 1..{len(FACTORS)} trials for each method, got {tries}")
-    if not over or len(set(over)) < len(over):
+    if not over or len(set(over)) < len(over) or not set(over) <= set(SEARCHED):
         raise ValueError(f"tune_over must name one or more of {', '.join(SEARCHED)}, each once, got {list(over)}")
-    for name in over:
-        if name not in SEARCHED:
-            raise ValueError(f"tune_over can hold {', '.join(SEARCHED)}, got {name!r}.{did_you_mean(name, SEARCHED)}")
     orders = {}
     for number, name in enumerate(over):
         drawn = torch.randperm(tries - 1, generator=generator_for("tune", SEED, name)).tolist()
@@ -151,59 +155,35 @@ def trial_runs(
     for method, several in points.items():
         start = configured(comparison, method, SEED)
         for number, point in enumerate(several, start=1):
-            fields: dict[str, Any] = {name: value for name, value in point.items() if name != "rho"}
-            settings = {**start.settings, **{name: value for name, value in point.items() if name == "rho"}}
-            config = dataclasses.replace(start, validation=True, settings=settings, **fields)
+            fields: dict[str, Any] = dict(point)
+            radius = {"rho": fields.pop("rho")} if "rho" in fields else {}
+            config = dataclasses.replace(start, validation=True, settings={**start.settings, **radius}, **fields)
             values = ", ".join(f"{name} {value:g}" for name, value in point.items())
             label = f"{method}, trial {number} ({values})"
             runs.setdefault(method, []).append(PlannedRun(config, folder_of(config, folder), label=label))
     return runs
 
 
-def search_folder(out: str | Path) -> Path:
-    """Return where a comparison's trials are: beside its folder, as the report there is about the other runs."""
-    return Path(out).with_name(f"{Path(out).name}-tuning")
+def first_runs(comparison: Comparison, out: str | Path) -> list[PlannedRun]:
+    """Return the trials that a comparison begins with; none where it has no search."""
+    points = first_points(comparison, comparison.tune, comparison.tune_over) if comparison.tune else {}
+    return [run for several in trial_runs(comparison, points, _search_folder(out)).values() for run in several]
 
 
 def tuned_runs(
     comparison: Comparison, out: str | Path, launch: Launch, tell: Callable[[str], None] | None
 ) -> list[PlannedRun]:
     """Return a comparison's runs, after its search if it asks for one; what was tried is told as a table."""
-    first = Ranks.current().first
     if comparison.tune:
-        comparison = tune(comparison, search_folder(out), comparison.tune, launch, comparison.tune_over)
-        if tell is not None and first:
+        comparison = tune(comparison, _search_folder(out), comparison.tune, launch, comparison.tune_over)
+        if tell is not None and Ranks.current().first:
             tell(as_text(tried_sheet(comparison.tuned)))
-    runs = plan(comparison, out)
-    if first:
-        _write_search(runs)
-    return runs
+    return plan(comparison, out)
 
 
-def _write_search(runs: Sequence[PlannedRun]) -> None:
-    """Write what a search tried into records that were finished before it; the others will have it themselves."""
-    for run in runs:
-        record = run.record()
-        if record is not None and record.end is not None and run.config.tuned != record.config.get("tuned"):
-            first = {**record.run, "config": {**record.config, "tuned": dict(run.config.tuned)}}
-            lines = (first, *record.epochs, record.end)
-            write_atomically(record.path, b"".join(encode(line) for line in lines))
-
-
-def _done(
-    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, launch: Launch
-) -> dict[str, list[Trial]]:
-    """Return the trial of each point, after its run."""
-    runs = trial_runs(comparison, points, folder)
-    launch([run for several in runs.values() for run in several])
-    trials: dict[str, list[Trial]] = {method: [] for method in points}
-    for method, several in points.items():
-        for run, point in zip(runs[method], several, strict=True):
-            record = run.record()
-            end = record.end if record is not None and record.finished else None
-            result = (end["test_accuracy"].get("last"), end.get("test_loss")) if end else ()
-            trials[method].append(Trial(method, point, *result))
-    return trials
+def _search_folder(out: str | Path) -> Path:
+    """Return where a comparison's trials are: beside its folder, as the report there is about the other runs."""
+    return Path(out).with_name(f"{Path(out).name}-tuning")
 
 
 def _open_edge(trials: Sequence[Trial]) -> tuple[str, float] | None:

@@ -1,21 +1,16 @@
-"""What does a worker process do? ``python -m esam.runs.worker`` does the runs whose folders its parent writes to it.
-
-Each line of standard input is an order, ``{"worker": MODULE, "folder": FOLDER}``: the module's ``main(folder)`` is
-called, whatever it prints goes to log.txt in the folder, and one line of standard output says how it went. The pipe
-closes when the parent is gone, killed or not, and this process ends with it.
-"""
+"""What does a worker process do? The runs that its parent sends it, until the parent is gone, killed or not."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
-import queue
 import sys
 import threading
 import traceback
 from importlib import import_module
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from esam.train.config import Config
 
@@ -32,33 +27,29 @@ def main(folder: Path) -> None:
     run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder, measures=MEASURES)
 
 
-def _serve() -> None:
-    orders: queue.Queue[dict[str, Any]] = queue.Queue()
-    threading.Thread(target=_read_orders, args=(orders,), daemon=True).start()
-    answers = os.fdopen(os.dup(1), "w")
+def serve(pipe: Connection) -> None:
+    """Do each run whose module and folder come through the pipe, and answer with what went wrong."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
-        order = orders.get()
-        failure = _carry_out(order["worker"], Path(order["folder"]))
-        print(json.dumps({"failure": failure}), file=answers, flush=True)
+        module, folder = pipe.recv()
+        pipe.send(carry_out(module, folder))
 
 
-def _read_orders(orders: queue.Queue[dict[str, Any]]) -> None:
-    buffer = b""
-    while data := os.read(0, 65536):
-        *lines, buffer = (buffer + data).split(b"\n")
-        for line in lines:
-            orders.put(json.loads(line))
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this is a child"
+    parent.join()
     os._exit(ORPHANED)  # at once: every file is complete at any moment
 
 
-def _carry_out(worker: str, folder: Path) -> str:
-    """Do a run; return what went wrong, "" if nothing did."""
+def carry_out(module: str, folder: Path) -> str:
+    """Call the module's ``main(folder)``, what is printed going to a file there; return what went wrong, or ""."""
     log = os.open(folder / LOG_NAME, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
     for stream in (1, 2):
         os.dup2(log, stream)
     os.close(log)
     try:
-        import_module(worker).main(folder)
+        import_module(module).main(folder)
         return ""
     except (Exception, SystemExit) as error:  # reported to the parent, in full in the log
         traceback.print_exc()
@@ -75,7 +66,3 @@ def failure_line(error: BaseException) -> str:
     from esam.train.task import user_code_line
 
     return f"{traceback.format_exception_only(error)[-1].strip()}{user_code_line(error)}"
-
-
-if __name__ == "__main__":
-    _serve()

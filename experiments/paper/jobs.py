@@ -15,7 +15,7 @@ from torch import nn
 from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.runs.plan import CONFIG_NAME, PlannedRun
-from esam.runs.pool import Pool
+from esam.runs.pool import Processes, run_all
 from esam.train import Config, Task
 
 from . import probe
@@ -165,7 +165,8 @@ def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: in
             print(f"{time.strftime('%H:%M:%S')} done {name} ({len(missing)} left)", flush=True)
 
     try:
-        Pool(at_once, reuse=not fresh, poll=0.5).run(queued, watch)
+        with Processes(at_once, reuse=not fresh) as processes:
+            run_all(queued, processes, watch, poll=0.5)
     except RuntimeError as error:  # after the others have ended
         print(error, flush=True)
     return len(missing)
