@@ -15,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from conftest import EVERY_ROW
 from counting import Counting
 from torch import nn
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -271,9 +272,26 @@ def uneven(rank, name):
     return whole_weights(model)
 
 
-def without_ddp(rank):
+def averaged_weights(rank, method=None):
+    """Train with torch's PostLocalSGDOptimizer: each rank by its own gradients, weights averaged every other step."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # importing it, torch uses what it deprecates
+        from torch.distributed.optim import PostLocalSGDOptimizer
     model = mlp()
-    return train(model, built("sam", model), functools.partial(batch_of, rank), STEPS)
+    base = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=2))
+    optimizer = base if method is None else method(base, model)
+    seen = []
+    for step in STEPS:
+        x, y = batch_of(rank, step)
+        if method is not None:
+            optimizer.step(functools.partial(losses_of, model), x, y)
+        else:
+            base.zero_grad()
+            losses_of(model, x, y).mean().backward()
+            base.step()
+        seen.append(whole_weights(model))
+    optimizer.load_state_dict(optimizer.state_dict())
+    return seen
 
 
 def compiled(rank):
@@ -465,7 +483,9 @@ def cases(rank, folder):
     for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), BOTH):
         yield ("overflow", name, where, way), case(overflow, replicas, name, where, perturbation=way)
     yield ("overflow", "sam", "first", shards), case(overflow, shards, "sam", "first")
-    yield "without ddp", case(without_ddp)
+    yield ("averaged", "alone"), case(averaged_weights)
+    yield ("averaged", "rho 0"), case(averaged_weights, functools.partial(SAM, rho=0.0))
+    yield ("averaged", "sam"), case(averaged_weights, SAM)
     yield "compiled", case(compiled)
     for name, shape in itertools.product(("sam", "looksam", "esam"), ((1, RANKS), (RANKS, 1))):
         yield ("mesh", name, shape), case(trained, name, shards, options={"shape": shape})
@@ -649,9 +669,12 @@ def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_
     assert_near(ranks[0]["join", "sam"], whole_weights(model))
 
 
-def test_without_ddp_each_rank_trains_by_itself(ranks):
-    for rank, seen in enumerate(ranks):
-        assert_same(seen["without ddp"], in_one_process("sam", batch=functools.partial(batch_of, rank)))
+def test_a_base_that_averages_weights_over_ranks_does_so(ranks):
+    for step in STEPS:
+        for seen in ranks:
+            assert_same(seen["averaged", "alone"][step], seen["averaged", "rho 0"][step])
+        one, other = (seen["averaged", "sam"][step] for seen in ranks)
+        assert (distance(one, other) == 0) == (step % 2 == 0)
 
 
 # Shards ---------------------------------------------------------------------------------------------------------------
