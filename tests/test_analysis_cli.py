@@ -47,6 +47,10 @@ def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
     assert found["sharpness"]["value"] == sharpness(objective, theta, rho=0.1)
     assert found["m_sharpness"]["value"] == m_sharpness(objective, theta, rho=0.1, m=20)
     assert found["eigenvalues"] == top_eigenvalues(objective, theta)
+    selection = select(objective, theta, gamma=0.5, rho=0.1)
+    assert found["selection"]["sets"] == selection.as_json() and found["selection"]["sets"]["plus"]["count"] == 30
+    assert found["selection"]["cosines"] == gradient_cosines(objective, theta, selection)
+    assert found["linearity"]["value"] == linearity(objective, theta, selection.eps)
     assert found["ascent_sharpness"]["value"] >= found["sharpness"]["value"] > 0
 
 
@@ -62,21 +66,19 @@ def test_over_all_images_the_loss_and_the_sharpness_are_those_of_the_record(run)
 
 def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     before = contents(run)
-    out, pictures = tmp_path / "deep" / "figures.json", tmp_path / "pictures"
-    words = ["--eigenvalues", 2, "--vectors", 2, "--landscape", 3, "--groups", 2, "--out", out, "--pictures", pictures]
+    out = tmp_path / "deep" / "figures"
+    words = ["--eigenvalues", 2, "--vectors", 2, "--landscape", 3, "--groups", 2, "--out", out]
     code, told, _ = esam("analyze", run, *SMALL, *words)
     assert code == 0
     for phrase in ("SAM, seed 0, epoch 2, 60 training images", "R_S (rho 0.05)", "m 20", "3 steps", "eigenvalues", "±"):
         assert phrase in told
-    result = json.loads(out.read_text())
+    result = json.loads((out / "analysis.json").read_text())
     assert result["run"]["method"] == "sam" and result["environment"]["torch"]
     assert len(result["eigenvalues"]) == 2 and result["trace"]["vectors"] == 2
     groups = result["landscape"]["groups"]
     assert [len(group) for group in groups] == [9, 9]
     assert groups[0][4] == pytest.approx(result["loss"], rel=1e-5) == groups[1][4]  # the middle is theta
-    kinds = {f"{name}.{ending}" for name in ("contour",) for ending in ("svg", "png")}
-    assert {path.name for path in pictures.iterdir()} == {*kinds, "landscape.json", "analysis.json"}
-    assert json.loads((pictures / "analysis.json").read_text()) == result
+    assert {path.name for path in out.iterdir()} == {"contour.svg", "contour.png", "landscape.json", "analysis.json"}
     assert contents(run) == before
 
 
@@ -94,16 +96,15 @@ def test_selection_and_linearity_are_those_of_sams_perturbation(run):
 
 
 def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam, tmp_path):
-    out, pictures = tmp_path / "figures.json", tmp_path / "pictures"
-    words = ["--eigenvalues", 0, "--line", 5, "--density", 6, "--out", out, "--pictures", pictures]
+    words = ["--eigenvalues", 0, "--line", 5, "--density", 6, "--out", tmp_path]
     code, told, _ = esam("analyze", run, *SMALL, *words)
     assert code == 0 and "line, lowest and highest loss" in told and "B_rand, 30 images" in told
-    result = json.loads(out.read_text())
+    result = json.loads((tmp_path / "analysis.json").read_text())
     assert result["line"]["groups"][0][2] == pytest.approx(result["loss"], rel=1e-5)
     density = result["spectral_density"]
     assert density["lanczos"] == 6 and len(density["eigenvalues"]) == len(density["density"]) > 100
     kinds = {f"{name}.{ending}" for name in ("line", "density") for ending in ("svg", "png")}
-    assert {path.name for path in pictures.iterdir()} == {*kinds, "line.json", "analysis.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {*kinds, "line.json", "analysis.json"}
 
 
 def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):

@@ -7,7 +7,7 @@ import torch
 
 from esam import METHODS
 from esam.runs import Comparison, plan
-from esam.train import Config, run
+from esam.train import Config
 from esam.train.build import batches_of, prepared_model
 from esam.train.datasets import load_data
 
@@ -98,14 +98,3 @@ def test_every_method_starts_from_the_same_weights_and_sees_the_same_batches(tmp
         seen[config.method] = [*model.parameters(), *(tensor for batch in batches for tensor in batch)]
     for tensors in seen.values():
         assert all(map(torch.equal, tensors, seen["base"]))
-
-
-def test_every_method_meets_the_same_loss_in_its_first_step(tmp_path):
-    config = dataclasses.replace(TINY, batch_size=200, epochs=1, label_noise=0.1)  # one step: its loss is at theta
-    methods = ("base", "sam", "asam", "looksam", "esam", "slicesam", "ae-sam")
-    runs = plan(Comparison(config, tuple(methods), (4, 5)), tmp_path)
-    losses = {(r.config.method, r.config.seed): run(r.config, r.folder).epochs[0]["train_loss"] for r in runs}
-    for method in methods:  # a method that runs the batch in parts adds the same float32 losses in another order
-        assert losses[method, 4] == pytest.approx(losses["base", 4], rel=1e-5)
-        assert losses[method, 5] == pytest.approx(losses["base", 5], rel=1e-5)
-    assert losses["base", 4] != pytest.approx(losses["base", 5], rel=1e-3)

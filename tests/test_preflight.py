@@ -97,8 +97,3 @@ def test_commands_start_with_the_recommended_method_and_suit_the_length_to_the_d
     assert (large.batch_size, large.epochs) == (128, 30)
     tiny = suited(dataclasses.replace(Config(), batch_size=5), 40, batch_size=False)
     assert (tiny.batch_size, tiny.epochs) == (5, 125)
-
-
-def test_a_seed_that_no_generator_takes_is_refused():
-    with pytest.raises(ValueError, match="seed must be"):
-        Config(seed=2**63).check()

@@ -206,6 +206,7 @@ def test_from_python_the_search_is_the_same_and_resumes_and_an_optimizers_groups
         assert record.run["effective"]["base"]["lr"] == pytest.approx(record.config["lr"])
         assert record.run["effective"]["base"]["weight_decay"] == pytest.approx(record.config["weight_decay"])
     for record in result.records:
+        assert record.config["optimizer"] == "SGD(lr=0.1, weight_decay=0.01; lr=0.02, weight_decay=0.01)"
         assert (record.data["train"], record.data["test"]) == (40, 20)
         values = {name: record.config["settings"].get(name, record.config.get(name)) for name in EVERY}
         assert record.config["tuned"]["chosen"].items() <= values.items()

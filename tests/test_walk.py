@@ -1,4 +1,4 @@
-"""The walk of a new user: from a folder with nothing but data to a file of predictions; pictures, a table and text."""
+"""The walk of a new user: from a folder with nothing but data to a file of predictions; pictures and text."""
 
 import csv
 import subprocess
@@ -8,22 +8,6 @@ from pathlib import Path
 import pytest
 from picture_makers import picture
 
-TABLE = """
-import csv
-from pathlib import Path
-import torch
-from torch import nn
-from esam.train import Task
-
-def flowers():
-    rows = list(csv.reader(Path("flowers.csv").read_text().splitlines()))[1:]
-    x = torch.tensor([[float(value) for value in row[:2]] for row in rows])
-    y = torch.tensor([int(row[2] == "rose") for row in rows])
-    return Task((x[::2], y[::2]), (x[1::2], y[1::2]), classes=("daisy", "rose"))
-
-def net():
-    return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
-"""
 TEXT = """
 from pathlib import Path
 import torch
@@ -93,17 +77,6 @@ def test_from_pictures_to_predictions(esam):
     assert "--force" in esam(f"predict {run} new --out predictions.csv", code=1)
     esam(f"export {run} weights.safetensors")
     assert Path("weights.safetensors").stat().st_size > 1_000
-
-
-def test_from_a_table_to_predictions(esam):
-    rows = [f"{width},{height},{'rose' if width > height else 'daisy'}" for width in range(6) for height in range(6)]
-    Path("flowers.csv").write_text("\n".join(["width,height,kind", *rows]) + "\n")
-    Path("mine.py").write_text(TABLE)
-    Path("new.csv").write_text("width,height\n5,0\n0,5\n")
-    said = esam("train --data mine:flowers --model mine:net --method sam --epochs 40 --batch-size 6")
-    assert "epoch 40 of 40" in said and said.splitlines()[-1].startswith("SAM: test accuracy")
-    esam("predict runs/train new.csv --model mine:net --out predictions.csv")
-    assert predicted() == ["rose", "daisy"]
 
 
 def test_from_text_to_predictions(esam):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,19 +49,16 @@ class AnalyzeOptions:
     device: str = "auto"
     """cpu, cuda, ...; auto: an accelerator where there is one."""
     out: Path | None = None
-    """Where to write the figures as JSON."""
-    pictures: Path | None = None
-    """Folder for pictures (SVG and PNG) and values of landscape, line and density. Interrupted, they resume there."""
+    """Folder for the figures (analysis.json), and for pictures (SVG and PNG) and values of landscape, line and density.
+    Interrupted, they resume there."""
 
 
 def analyze(arguments: list[str]) -> None:
     """``esam analyze``: how sharp a run's minimum is."""
     options = parse("analyze", AnalyzeOptions, arguments)
-    if options.pictures is not None and not (options.landscape or options.line or options.density):
-        raise ValueError("--pictures needs something to draw; say how fine: --landscape 31, --line 51 or --density 60")
     from esam.analysis import even_axis
     from esam.extras import require
-    from esam.files import check_folder, check_writable
+    from esam.files import check_folder
     from esam.train.loaded_run import figures, load_run
     from esam.train.record import environment
 
@@ -71,11 +67,10 @@ def analyze(arguments: list[str]) -> None:
     for name in ("groups", "m", "steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"{name} must be 1 or more, got {getattr(options, name)!r}")
-    if options.pictures is not None:
-        require("matplotlib", purpose="drawing pictures")
-        check_folder(options.pictures, "--pictures")
     if options.out is not None:
-        check_writable(options.out)
+        check_folder(options.out)
+        if options.landscape or options.line or options.density:
+            require("matplotlib", purpose="drawing pictures")
     if options.eigenvalues or options.density:
         require("curvlinops", "scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
     run = load_run(options.run, device=options.device)
@@ -87,45 +82,47 @@ def analyze(arguments: list[str]) -> None:
     print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {objective.count:,} training images")
     for label, value in _figure_rows(result):
         print(f"  {label:44} {value}")
-    if options.density and options.pictures is not None:
-        _draw_density(run.record.name, result["spectral_density"], options.pictures)
-    _write(options, result)  # a landscape may take long
+    _write(options.out, result)  # a landscape may take long
+    if options.density and options.out is not None:
+        _draw_density(run.record.name, result["spectral_density"], options.out)
     for name, points, axes in (("landscape", options.landscape, 2), ("line", options.line, 1)):
         if points:
             result[name] = _landscape(run, objective, options, name, points, axes)
-            _write(options, result)
+            _write(options.out, result)
 
 
-def _write(options: AnalyzeOptions, result: dict[str, Any]) -> None:
-    """Write the figures where they are asked for, and beside the pictures."""
+def _write(folder: Path | None, result: dict[str, Any]) -> None:
     from esam.files import write_atomically
     from esam.train.record import encode
 
-    beside = None if options.pictures is None else options.pictures / "analysis.json"
-    for path in filter(None, (options.out, beside)):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, encode(result))
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / "analysis.json", encode(result))
 
 
 def _landscape(
     run: LoadedRun, objective: ModelObjective, options: AnalyzeOptions, name: str, points: int, axes: int
 ) -> dict[str, Any]:
     """Work out, tell and draw the loss on a plane or a line."""
+    from rich.console import Console
+    from rich.progress import Progress
+
     from esam.train.loaded_run import random_landscape
 
-    kept = None if options.pictures is None else options.pictures / f"{name}.json"
-    asked = {option: getattr(options, option) for option in ("reach", "groups")}
-    with _progress(name) as progress:
-        found = random_landscape(objective, points=points, axes=axes, path=kept, progress=progress, **asked)
+    kept = None if options.out is None else options.out / f"{name}.json"
+    asked: dict[str, Any] = {option: getattr(options, option) for option in ("reach", "groups")}
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name)
+        asked["progress"] = lambda done, total: bar.update(task, completed=done, total=total)
+        found = random_landscape(objective, points=points, axes=axes, path=kept, **asked)
     print(f"  {name + ', lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
-    if options.pictures is not None:
+    if options.out is not None:
         from esam.analysis.plot import contours, lines
 
-        drawn, folder = {run.record.name: found}, options.pictures
-        if axes == 1:
-            _print_paths(lines(folder / name, drawn, title=run.record.name))
-        else:
-            _print_paths(contours(folder / "contour", drawn))
+        drawn = {run.record.name: found}
+        title = run.record.name
+        paths = lines(options.out / name, drawn, title=title) if axes == 1 else contours(options.out / "contour", drawn)
+        print(*paths, sep="\n")
     return found.as_json()
 
 
@@ -134,13 +131,8 @@ def _draw_density(name: str, density: dict[str, Any], folder: Path) -> None:
 
     lowest = 1e-8 * max(density["density"])  # below lies what the smoothing makes up
     seen = [value if value > lowest else float("nan") for value in density["density"]]
-    drawn, labels = {name: Curve(density["eigenvalues"], seen)}, ("eigenvalue of the Hessian", "density")
-    _print_paths(curves(folder / "density", drawn, x_label=labels[0], y_label=labels[1], title=name, log_y=True))
-
-
-def _print_paths(paths: list[Path]) -> None:
-    for path in paths:
-        print(path)
+    labels = {"x_label": "eigenvalue of the Hessian", "y_label": "density", "title": name}
+    print(*curves(folder / "density", {name: Curve(density["eigenvalues"], seen)}, log_y=True, **labels), sep="\n")
 
 
 def _figure_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -163,14 +155,3 @@ def _figure_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "eigenvalues" in result:
         yield "Hessian, top eigenvalues", ", ".join(f"{value:.4g}" for value in result["eigenvalues"])
         yield "Hessian, trace ± standard error", f"{result['trace']['value']:.4g} ± {result['trace']['error']:.2g}"
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a bar on the error channel, and give the function that moves it."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

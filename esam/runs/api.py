@@ -55,12 +55,6 @@ class Compared:
         """One dict for each method: its names, its seeds, and mean and standard deviation of each figure."""
         return figures(summarise(self.records))
 
-    def dataframe(self) -> Any:
-        """Return ``rows`` as a pandas DataFrame, indexed by method; needs pandas."""
-        import pandas  # type: ignore[import-untyped]
-
-        return pandas.DataFrame(self.rows).set_index("method")
-
     def __str__(self) -> str:
         return "\n\n".join(answer_text(methods, title) for title, methods in summarise(self.records).items())
 

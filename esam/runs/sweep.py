@@ -7,6 +7,7 @@ A word names a setting and its values: ``lr=0.01,0.05,0.1`` (these), ``rho=0.01.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
@@ -21,7 +22,7 @@ from typing import Any, Literal
 import optuna
 import sqlalchemy
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.exceptions import DuplicatedStudyError, ExperimentalWarning, TrialPruned
+from optuna.exceptions import ExperimentalWarning, TrialPruned
 from optuna.storages import RDBStorage, RetryHeartbeatStaleTrialCallback
 from optuna.study import MaxTrialsCallback
 from optuna.trial import FrozenTrial, Trial, TrialState
@@ -41,6 +42,11 @@ TRAINING: dict[str, type] = {
 """Settings of the training that can be searched, by type."""
 OBJECTIVES = {"accuracy": ("maximize", "test_accuracy"), "loss": ("minimize", "test_loss")}
 """Which way is better, and where the value is in an epoch's line."""
+SAMPLERS: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
+    "tpe": functools.partial(optuna.samplers.TPESampler, constant_liar=True),  # others' running trials count as poor
+    "random": optuna.samplers.RandomSampler,
+    "grid": optuna.samplers.BruteForceSampler,  # ends the search after its last point
+}
 RUN, FAILURE = "run", "failure"
 """Attributes of a trial: its run's folder, and why it gave no result."""
 ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
@@ -134,14 +140,6 @@ class Search:
         described = [start, self.words, self.sampler, self.objective, self.prune]
         return hashlib.sha256(json.dumps(described, sort_keys=True, default=dict).encode()).hexdigest()[:10]
 
-    def make_sampler(self, seed: int | None) -> optuna.samplers.BaseSampler:
-        """Return Optuna's sampler; the grid's ends the search after its last point."""
-        if self.sampler == "grid":
-            return optuna.samplers.BruteForceSampler(seed=seed)
-        if self.sampler == "random":
-            return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)  # others' running trials count as poor
-
 
 def _applies(name: str, method: str) -> bool:
     """Whether the method has this setting to search."""
@@ -155,13 +153,14 @@ class Sweep:
     def __init__(self, search: Search, url: str, *, heartbeat: int = 20) -> None:
         self.search = search
         self.direction, self.key = OBJECTIVES[search.objective]
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=4) if search.prune else optuna.pruners.NopPruner()
-        there = {"study_name": f"sweep-{search.id()}", "storage": _storage(url, heartbeat), "pruner": pruner}
-        try:
-            sampler = search.make_sampler(search.start.config.seed)
-            self.study = optuna.create_study(direction=self.direction, sampler=sampler, **there)
-        except DuplicatedStudyError:  # begun before, or by another worker, whose draws must not be repeated
-            self.study = optuna.load_study(sampler=search.make_sampler(None), **there)
+        self.study = optuna.create_study(
+            study_name=f"sweep-{search.id()}",
+            storage=_storage(url, heartbeat),
+            sampler=SAMPLERS[search.sampler](),
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=4) if search.prune else optuna.pruners.NopPruner(),
+            direction=self.direction,
+            load_if_exists=True,  # begun before, or by another worker
+        )
 
     def work(
         self,
@@ -273,8 +272,7 @@ def _storage(url: str, heartbeat: int) -> RDBStorage:
     if parts.drivername == "sqlite":
         Path(parts.database).parent.mkdir(parents=True, exist_ok=True)
         engine["connect_args"] = {"timeout": 60}
-    attempts = 3  # two workers that make the tables of an empty database at once: the other one has made them
-    while True:
+    for last in (False, False, True):  # two workers may make the tables of an empty database at once
         try:
             return RDBStorage(
                 parts.render_as_string(hide_password=False),
@@ -287,10 +285,10 @@ def _storage(url: str, heartbeat: int) -> RDBStorage:
             if isinstance(error, sqlalchemy.exc.OperationalError) and parts.drivername != "sqlite":
                 reason = str(error.orig).splitlines()[0]
                 raise ValueError(f"{shown_url(url)} (--storage) cannot be reached: {reason}") from error
-            attempts -= 1
-            if not attempts:
+            if last:
                 raise
-        time.sleep(1)
+            time.sleep(1)
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _short(value: Any) -> str:
