@@ -48,10 +48,12 @@ def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
     assert found["m_sharpness"]["value"] == m_sharpness(objective, theta, rho=0.1, m=20)
     assert found["eigenvalues"] == top_eigenvalues(objective, theta)
     selection = select(objective, theta, gamma=0.5, rho=0.1)
-    assert found["selection"]["sets"] == selection.as_json() and found["selection"]["sets"]["plus"]["count"] == 30
+    assert found["selection"]["sets"] == selection.sets() and found["selection"]["sets"]["plus"]["count"] == 30
     assert found["selection"]["cosines"] == gradient_cosines(objective, theta, selection)
     assert found["linearity"]["value"] == linearity(objective, theta, selection.eps)
     assert found["ascent_sharpness"]["value"] >= found["sharpness"]["value"] > 0
+    one = figures(load_run(run).objective(images=1), eigenvalues=0)  # nothing to select from
+    assert "selection" not in one and "sharpness" in one
 
 
 def test_over_all_images_the_loss_and_the_sharpness_are_those_of_the_record(run):
@@ -80,19 +82,6 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     assert groups[0][4] == pytest.approx(result["loss"], rel=1e-5) == groups[1][4]  # the middle is theta
     assert {path.name for path in out.iterdir()} == {"contour.svg", "contour.png", "landscape.json", "analysis.json"}
     assert contents(run) == before
-
-
-def test_selection_and_linearity_are_those_of_sams_perturbation(run):
-    objective = load_run(run).objective(images=60)
-    theta = objective.parameters
-    found = figures(objective, rho=0.1, gamma=0.3, steps=1, eigenvalues=0)
-    selection = select(objective, theta, gamma=0.3, rho=0.1)
-    assert found["selection"]["sets"] == selection.sets() and found["selection"]["sets"]["plus"]["count"] == 18
-    assert found["selection"]["cosines"] == gradient_cosines(objective, theta, selection)
-    assert found["selection"]["sets"]["all"]["rise"] == pytest.approx(found["sharpness"]["value"], rel=1e-4)
-    assert found["linearity"]["value"] == linearity(objective, theta, selection.eps)
-    one = figures(load_run(run).objective(images=1), eigenvalues=0)  # nothing to select from
-    assert "selection" not in one and "sharpness" in one
 
 
 def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam, tmp_path):

@@ -132,6 +132,7 @@ def test_an_interrupt_at_any_call_of_a_perturbation_can_be_taken_back():
             break
         finally:
             sys.setprofile(profile)
+            torch.set_grad_enabled(True)  # as the phase of a step does
     assert number > 10
 
 
