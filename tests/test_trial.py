@@ -122,6 +122,16 @@ def test_the_page_says_what_the_records_say(tmp_path):
     assert (tmp_path / "figure.png").stat().st_size > 5_000
 
 
+def test_two_seeds_are_added_where_the_first_question_cannot_be_told():
+    def outcome(run, spread):
+        off = abs(math.log(run.epochs / 20)) + abs(math.log(run.lr / 0.1))
+        return record(run, 60 - off + (spread * (run.seed % 2 - 0.5) if run.arm == "slicesam" else 0.0), 1.0)
+
+    for spread, count in ((0.1, 6), (4.0, 8)):
+        records = filled(lambda run, spread=spread: outcome(run, spread))
+        assert len({r["seed"] for r in records.values() if r["stage"] == "final"}) == count
+
+
 def test_answers_join():
     assert joint(["yes", "yes"]) == "yes"
     assert joint(["yes", "no", "cannot tell"]) == "no"

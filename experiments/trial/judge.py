@@ -61,10 +61,10 @@ class Difference:
 class Task:
     """The final of one task: values of every role, by seed."""
 
-    def __init__(self, records: Records, name: str) -> None:
+    def __init__(self, records: Records, name: str, seeds: Sequence[int] = (*FINAL_SEEDS, *MORE_SEEDS)) -> None:
         self.name, self.task = name, TASKS[name]
         self.runs: dict[str, dict[int, dict[str, Any]]] = {}
-        for role, runs in final(records, name, (*FINAL_SEEDS, *MORE_SEEDS)).items():
+        for role, runs in final(records, name, seeds).items():
             self.runs[role] = {run.seed: records[run.key] for run in runs if run.key in records}
         self.horizon = best_average(records, name, tuned(records, name, "base-ema"))[0]
 

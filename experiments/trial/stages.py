@@ -175,6 +175,17 @@ def final(records: Records, task: str, seeds: Sequence[int] = FINAL_SEEDS) -> di
     return {role: [replace(run, seed=seed) for seed in seeds] for role, run in roles(records, task).items()}
 
 
+def seeds_of_the_final(records: Records, task: str) -> tuple[int, ...]:
+    """Return six seeds; eight where the first question cannot be told after six."""
+    from .judge import SLICE, Task  # which reads records by these stages
+
+    if any(run.key not in records for role in ("sam", SLICE) for run in final(records, task)[role]):
+        return FINAL_SEEDS
+    judged = Task(records, task, FINAL_SEEDS)
+    undecided = judged.over(SLICE, "sam").above(-judged.margin) == "cannot tell"
+    return (*FINAL_SEEDS, *MORE_SEEDS) if undecided else FINAL_SEEDS
+
+
 def open_runs(records: Records, stage: str, tasks: Sequence[str]) -> list[Run]:
     """Return the runs that can be started now, task by task; none of a task that waits for an earlier stage."""
     found: list[Run] = []
@@ -190,7 +201,7 @@ def _open(records: Records, stage: str, task: str) -> Iterator[Run]:
     elif stage in ("tune", "last"):
         waits = [lambda arm=arm: tuned(records, task, arm) for arm in (TUNED if stage == "tune" else LAST)]
     else:
-        waits, runs = [], final(records, task).values()
+        waits, runs = [], final(records, task, seeds_of_the_final(records, task)).values()
         for turn in zip(*runs, strict=True):  # seed by seed: what is there at any time is balanced
             yield from (run for run in turn if run.key not in records)
     seen: set[str] = set()
