@@ -163,8 +163,9 @@ def short(tasks: Sequence[Task]) -> str:
 
 def cell(task: Task, role: str) -> str:
     """Return accuracy, loss, time over the base's, and how far an arm is over the base."""
-    found = f"{task.mean(role, 'accuracy')[0]:.1f} %, {task.mean(role, 'loss')[0]:.3f}, {total(task, role):.2f}×"
-    return found if role == "base" else f"{found}: {task.over(role, 'base').text(digits(task))}"
+    found = f"{task.mean(role, 'accuracy')[0]:.1f}, {task.mean(role, 'loss')[0]:.2f}, {total(task, role):.2f}×"
+    gain, places = task.over(role, "base"), digits(task) - 1
+    return found if role == "base" else f"{found}: {gain.mean:+.{places}f} ± {gain.reach:.{places}f}"
 
 
 def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
