@@ -24,7 +24,7 @@ commands:
                      who won, a table and a report
   train [RECIPE]     one run, with checkpoints and a record
   predict RUN FILES  predict on new pictures or tables with a trained run
-  export RUN FILE    a run's weights as safetensors, or its model as ONNX
+  export RUN FILE    a run's weights as safetensors
   report FOLDER      the records below a folder as one HTML page
   doctor [RECIPE]    watch some steps of a run for common problems, with fixes
   methods [NAME]     the methods, or one method with its cost and settings
