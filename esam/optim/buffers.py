@@ -33,7 +33,7 @@ class SavedBuffers:
         """Copy the buffers as they are now."""
         owners = [layer._buffers for layer in _layers(model) if layer._buffers]
         slots = [(owner, name, t) for owner in owners for name, t in owner.items() if t is not None]
-        places = [_place(tensor) for _, _, tensor in slots]
+        places = _places([tensor for _, _, tensor in slots])
         if places != self._places or self._large:
             self._choose([tensor for _, _, tensor in slots])
         else:
@@ -47,7 +47,7 @@ class SavedBuffers:
                 owner[name] = tensor
         if not self._live:
             return
-        if [_place(tensor) for tensor in self._live] == self._live_places:
+        if _places(self._live) == self._live_places:
             _copy(self._live, self._copies)
             return
         with torch.no_grad():
@@ -63,7 +63,7 @@ class SavedBuffers:
             if tensor.numel() > _LARGE and _place(tensor) == place and id(tensor) not in self._constant:
                 self._constant[id(tensor)] = (_version(tensor), place) if torch.equal(tensor, copy) else ()
         live = [t for t in tensors if _is_writable(t) and (t.numel() <= _LARGE or not self._is_constant(t))]
-        places = [_place(tensor) for tensor in live]
+        places = _places(live)
         if places == self._live_places:
             _copy(self._copies, live)
         else:
@@ -96,13 +96,25 @@ def _is_writable(tensor: Tensor) -> bool:
     )
 
 
+def _places(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
+    """Return the tensors, each with where its values lie; every step asks."""
+    return [
+        (id(t), t.data_ptr(), t.shape) if type(t) is Tensor and t.layout is torch.strided else _place(t)
+        for t in tensors
+    ]
+
+
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    """Return the tensor, and where its values lie."""
-    if tensor.layout != torch.strided or (type(tensor) is not Tensor and is_lazy(tensor)):
+    if tensor.layout is not torch.strided or (type(tensor) is not Tensor and is_lazy(tensor)):
         return (id(tensor),)
-    if type(tensor) is Tensor:  # the fast way; others may have no address
+    if type(tensor) is Tensor:
         return (id(tensor), tensor.data_ptr(), tensor.shape)
-    return (id(tensor), tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
+    return (
+        id(tensor),
+        tensor.untyped_storage()._cdata,
+        tensor.storage_offset(),
+        tensor.shape,
+    )  # it may have no address
 
 
 def _version(tensor: Tensor) -> int:

@@ -295,8 +295,11 @@ class Step:
         if len(self.losses) == 1:
             return self.losses[0][0]
         total = sum(count for _, count in self.losses)
-        parts = [loss if self.loss == "sum" else loss * (count / total) for loss, count in self.losses]
-        return torch.stack(parts).sum()
+        weights = [1.0 if self.loss == "sum" else count / total for _, count in self.losses]
+        found = self.losses[0][0] * weights[0]
+        for (loss, _), weight in zip(self.losses[1:], weights[1:], strict=True):
+            found = torch.add(found, loss, alpha=weight)
+        return found
 
     def undo(self) -> None:
         """Take the whole step back: weights, buffers, gradients, random numbers, and what the method remembered."""

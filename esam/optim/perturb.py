@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def adaptive_ascent(g: Gradients, radii: Radii, weights: Sequence[Tensor], *, et
     torch._foreach_add_(t, eta)
     scaled = torch._foreach_mul(t, g.tensors)
     norm = g.like(g.index, scaled).norm()
-    return along(g.like(g.index, torch._foreach_mul(scaled, t)), radii, norm)
+    return along(g.like(g.index, torch._foreach_mul(scaled, t)), radii, norm, own=False)
 
 
 def spectral_ascent(g: Gradients, radii: Radii) -> Gradients:
@@ -62,8 +63,11 @@ def _polar(g: Tensor) -> Tensor:
     return polar.view_as(g)
 
 
-def along(direction: Gradients, radii: Radii, norm: Tensor) -> Gradients:
-    """Return ``rho / norm`` times the direction, tensor by tensor; zero where the norm is zero, inf or NaN."""
+def along(direction: Gradients, radii: Radii, norm: Tensor, *, own: bool = True) -> Gradients:
+    """Return ``rho / norm`` times the direction, tensor by tensor; zero where the norm is zero, inf or NaN.
+
+    ``own``: it is the direction's own norm, or a larger one.
+    """
     if not direction.tensors:
         return direction
     if not _HALF.isdisjoint([t.dtype for t in direction.tensors]):  # rho / norm may exceed what half precision can hold
@@ -73,9 +77,15 @@ def along(direction: Gradients, radii: Radii, norm: Tensor) -> Gradients:
         eps = direction * (inverse * rho[0])
     else:
         eps = direction.like(direction.index, torch._foreach_mul(direction.tensors, rho)) * inverse
-    for e in eps.tensors:  # 0 * inf and 0 * NaN
-        (torch.view_as_real(e) if e.is_complex() else e).nan_to_num_(0.0, 0.0, 0.0)
+    if not own or not _is_known_finite(norm):
+        for e in eps.tensors:  # 0 * inf and 0 * NaN
+            (torch.view_as_real(e) if e.is_complex() else e).nan_to_num_(0.0, 0.0, 0.0)
     return eps
+
+
+def _is_known_finite(norm: Tensor) -> bool:
+    """Tell whether a norm is finite, and so all that it is the norm of; False where asking would wait for a device."""
+    return type(norm) is Tensor and norm.is_cpu and math.isfinite(norm.item())
 
 
 class PassNeeded(BaseException):
