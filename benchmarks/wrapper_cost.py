@@ -1,6 +1,6 @@
 """What does a step of the package cost beside the same step written by hand, from a small MLP to ResNet-18?
 
-    python benchmarks/wrapper_cost.py --out results/wrapper_cost.json         [--nets mlp resnet8] [--rounds 300]
+    python benchmarks/wrapper_cost.py --out results/wrapper_cost.json         [--nets mlp resnet8] [--rounds 1000]
 
 Time: steps in turn, one thread, processor time, the median of the ratios of a round: SGD's, SAM and SliceSAM by hand,
 SAM and SliceSAM of the package. Memory: the peak of five steps in a fresh process, beyond model and batch (Linux).
@@ -243,14 +243,14 @@ def peaks(net):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--nets", nargs="+", choices=NETS, default=list(NETS))
-    parser.add_argument("--rounds", type=int, default=300, help="of the MLP; other nets take a tenth")
+    parser.add_argument("--rounds", type=int, default=1000, help="of the MLP; other nets take a hundredth")
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     nets = {}
     for net in arguments.nets:
-        nets[net] = timed(net, arguments.rounds if net == "mlp" else max(5, arguments.rounds // 10))
+        nets[net] = timed(net, arguments.rounds if net == "mlp" else max(5, arguments.rounds // 100))
         nets[net].update({} if arguments.no_memory else peaks(net))
         shown = ", ".join(f"{name} {ratio:.3f}" for name, ratio in nets[net]["over by hand"].items())
         print(f"{net}: time over by hand {shown}; SliceSAM's memory {nets[net].get('memory over by hand', 0):.3f}")
