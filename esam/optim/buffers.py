@@ -52,7 +52,7 @@ class SavedBuffers:
             return
         with torch.no_grad():
             for tensor, copy, place in zip(self._live, self._copies, self._live_places, strict=True):
-                if _place(tensor) == place:
+                if _places([tensor]) == [place]:
                     tensor.copy_(copy)
                 else:  # its .data was set, perhaps to the caller's own batch: nothing is written there
                     tensor.data = copy.clone()
@@ -60,7 +60,7 @@ class SavedBuffers:
     def _choose(self, tensors: list[Tensor]) -> None:
         """Copy what a pass can write to; a large buffer is compared with its copy of the step before, once."""
         for tensor, copy, place in zip(self._live, self._copies, self._live_places, strict=True):
-            if tensor.numel() > _LARGE and _place(tensor) == place and id(tensor) not in self._constant:
+            if tensor.numel() > _LARGE and _places([tensor]) == [place] and id(tensor) not in self._constant:
                 self._constant[id(tensor)] = (_version(tensor), place) if torch.equal(tensor, copy) else ()
         live = [t for t in tensors if _is_writable(t) and (t.numel() <= _LARGE or not self._is_constant(t))]
         places = _places(live)
@@ -73,7 +73,7 @@ class SavedBuffers:
 
     def _is_constant(self, tensor: Tensor) -> bool:
         known = self._constant.get(id(tensor))
-        return bool(known) and known == (_version(tensor), _place(tensor))
+        return bool(known) and known == (_version(tensor), *_places([tensor]))
 
 
 def _copy(to: list[Tensor], values: list[Tensor]) -> None:
@@ -105,16 +105,10 @@ def _places(tensors: list[Tensor]) -> list[tuple[Any, ...]]:
 
 
 def _place(tensor: Tensor) -> tuple[Any, ...]:
-    if tensor.layout is not torch.strided or (type(tensor) is not Tensor and is_lazy(tensor)):
+    """Return the same of a tensor of another kind, which may have no address."""
+    if tensor.layout is not torch.strided or is_lazy(tensor):
         return (id(tensor),)
-    if type(tensor) is Tensor:
-        return (id(tensor), tensor.data_ptr(), tensor.shape)
-    return (
-        id(tensor),
-        tensor.untyped_storage()._cdata,
-        tensor.storage_offset(),
-        tensor.shape,
-    )  # it may have no address
+    return (id(tensor), tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape)
 
 
 def _version(tensor: Tensor) -> int:
