@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .optim.buffers import SavedBuffers
+from .optim.buffers import SavedBuffers, buffer_owners
 from .optim.checks import GuidanceWarning, checked_number, warn_caller
 from .optim.gradients import Gradients
 from .optim.optimizer import StandIn
@@ -94,7 +94,7 @@ class SAM(StandIn):
         g = Gradients(index, found)
         eps = adaptive_ascent(g, radii, weights, eta=0.0) if self.adaptive else l2_ascent(g, radii)
         if self.model is not None:
-            self._buffers.save(self.model)
+            self._buffers.save(buffer_owners(self.model))
         self._moved = perturbed([weights[n] for n in eps.index], eps.tensors)
         self._moved.__enter__()
         if zero_grad:

@@ -16,11 +16,15 @@ _LARGE = 2**16
 """Elements: larger buffers are compared once, and no longer copied where they turn out to be constant (a mask)."""
 
 
+Owner = dict[str, Tensor | None]
+"""The buffers of one layer, by name."""
+
+
 class SavedBuffers:
     """A copy of a model's buffers, written anew by each ``save`` into the same memory; nothing where there are none."""
 
     def __init__(self) -> None:
-        self._slots: list[tuple[dict[str, Tensor | None], str, Tensor]] = []
+        self._slots: list[tuple[Owner, str, Tensor]] = []
         self._places: list[tuple[Any, ...]] = []
         self._live: list[Tensor] = []
         """The buffers that a pass can write to in place, and their copies."""
@@ -29,9 +33,8 @@ class SavedBuffers:
         self._large = False
         self._constant: dict[int, tuple[Any, ...]] = {}
 
-    def save(self, model: nn.Module) -> None:
+    def save(self, owners: list[Owner]) -> None:
         """Copy the buffers as they are now."""
-        owners = [layer._buffers for layer in _layers(model) if layer._buffers]
         slots = [(owner, name, t) for owner in owners for name, t in owner.items() if t is not None]
         places = _places([tensor for _, _, tensor in slots])
         if places != self._places or self._large:
@@ -115,15 +118,15 @@ def _version(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
 
 
-def _layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model, some perhaps twice; every step asks, and ``model.modules()`` is slow."""
+def buffer_owners(model: nn.Module) -> list[Owner]:
+    """Return the buffers of each layer that has some; every step asks, and ``model.modules()`` is slow."""
     layers: list[Any] = [model]
     seen: set[nn.Module] = set()
     for layer in layers:  # which grows
         if layer is not None and layer._modules and layer not in seen:
             seen.add(layer)
             layers.extend(layer._modules.values())
-    return [layer for layer in layers if layer is not None]
+    return [layer._buffers for layer in layers if layer is not None and layer._buffers]
 
 
 def has_batch_statistics(model: nn.Module) -> bool:
@@ -141,7 +144,7 @@ class kept_buffers:
         self._model, self._saved = model, SavedBuffers()
 
     def __enter__(self) -> None:
-        self._saved.save(self._model)  # as they are now: the block may be entered long after it was made
+        self._saved.save(buffer_owners(self._model))  # as they are now: the block may be entered long after it was made
 
     def __exit__(self, *_: Any) -> None:
         self._saved.put_back()

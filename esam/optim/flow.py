@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from .accumulator import Accumulator
 from .batch import Batch
-from .buffers import SavedBuffers, has_batch_statistics
+from .buffers import Owner, SavedBuffers, buffer_owners, has_batch_statistics
 from .closures import Bindings
 from .gradients import Gradients
 from .perturb import PassNeeded, Radii, perturbed
@@ -67,6 +67,8 @@ class Step:
         self.losses: list[tuple[Tensor, int]] = []
         self.seen, self.taken = 0, 0
         """Samples of the micro-batches so far, and of those in the subset."""
+        self.owners: list[Owner] = []
+        """The layers that have buffers."""
         self.buffers: SavedBuffers | None = None
         """The copy that shows the buffers as they are, if one does."""
         self.bindings: list[Bindings] = []
@@ -77,7 +79,8 @@ class Step:
     def begin(self) -> None:
         """Save what an error takes back, and ask the method what the step needs."""
         optimizer = self.optimizer
-        optimizer._before.save(optimizer.model)
+        self.owners = buffer_owners(optimizer.model)
+        optimizer._before.save(self.owners)
         self.buffers, optimizer._step = optimizer._before, self
         self.radii = optimizer.radii()
         self.plan = plan = optimizer.plan() if self.radii or optimizer.rho is None else None
@@ -327,7 +330,7 @@ class Step:
     def keep_buffers(self, undo: list[Callable[[], Any]]) -> None:
         """Let a pass move no buffer; after those of ``finish`` they are put back once."""
         if self.buffers is None:
-            self.optimizer._between.save(self.optimizer.model)
+            self.optimizer._between.save(self.owners)
             self.buffers = self.optimizer._between
         if not self.in_finish:
             undo.append(self.buffers.put_back)

@@ -72,20 +72,22 @@ def along(direction: Gradients, radii: Radii, norm: Tensor, *, own: bool = True)
         return direction
     if not _HALF.isdisjoint([t.dtype for t in direction.tensors]):  # rho / norm may exceed what half precision can hold
         direction = direction.like(direction.index, [t.float() if t.dtype in _HALF else t for t in direction.tensors])
-    inverse, rho = torch.nan_to_num(1 / norm, 0.0, 0.0, 0.0), [radii[n] for n in direction.index]
+    inverse, rho = norm.reciprocal(), [radii[n] for n in direction.index]
+    finite = own and _is_known_positive(inverse)
+    inverse = inverse if finite else torch.nan_to_num(inverse, 0.0, 0.0, 0.0)
     if rho.count(rho[0]) == len(rho):
         eps = direction * (inverse * rho[0])
     else:
         eps = direction.like(direction.index, torch._foreach_mul(direction.tensors, rho)) * inverse
-    if not own or not _is_known_finite(norm):
+    if not finite:
         for e in eps.tensors:  # 0 * inf and 0 * NaN
             (torch.view_as_real(e) if e.is_complex() else e).nan_to_num_(0.0, 0.0, 0.0)
     return eps
 
 
-def _is_known_finite(norm: Tensor) -> bool:
-    """Tell whether a norm is finite, and so all that it is the norm of; False where asking would wait for a device."""
-    return type(norm) is Tensor and norm.is_cpu and math.isfinite(norm.item())
+def _is_known_positive(inverse: Tensor) -> bool:
+    """Tell whether 1 / norm is a positive number, so that all in a gradient is finite; False where that would wait."""
+    return type(inverse) is Tensor and inverse.is_cpu and 0 < inverse.item() < math.inf
 
 
 class PassNeeded(BaseException):
