@@ -14,7 +14,6 @@ from esam.analysis import (
     filter_normalised,
     gaussian,
     landscape,
-    plane,
     random_plane,
     sam_eps,
     swp_eps,
@@ -111,7 +110,7 @@ def saddle(p):
 
 def test_a_planes_values_by_hand():
     theta = {"a": float64(1), "b": float64(2)}
-    found = plane(saddle, theta, ({"a": float64(1)}, {"b": float64(-1)}), xs=[-1, 0, 1], ys=[0, 2])
+    found = landscape([(saddle, [{"a": float64(1)}, {"b": float64(-1)}])], theta, [[-1, 0, 1], [0, 2]])
     # a in (0, 1, 2), b in (2, 0)
     assert found.losses.tolist() == [[[-2, 0], [5, 1], [14, 4]]]
     assert found.axes == ((-1, 0, 1), (0, 2))
