@@ -1,4 +1,4 @@
-"""What were the runs: their settings, data and environment, and what can be saved from the page?"""
+"""What were the runs: their settings, data and environment?"""
 
 from __future__ import annotations
 
@@ -116,16 +116,3 @@ def _data_words(facts: Mapping[str, Any]) -> dict[str, str]:
         found[f"{part} samples of a class"] = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     found["fingerprint"] = str(facts["fingerprint"])
     return found
-
-
-def run_data(conditions: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
-    """Return every run as the page's downloads have it: what it was, what it reached, and its epochs by column."""
-    runs = []
-    for condition, records in conditions.items():
-        for record in records:
-            columns = dict.fromkeys(key for line in record.epochs for key in line if key != "kind")
-            first = {key: value for key, value in record.run.items() if key not in ("kind", "format")}
-            epochs = {key: [line.get(key) for line in record.epochs] for key in columns}
-            end = {key: value for key, value in (record.end or {}).items() if key != "kind"}
-            runs.append({"condition": condition, **first, "epochs": epochs, "end": end or None})
-    return runs

@@ -19,10 +19,6 @@ from esam.train.record import RunRecord
 
 FITTED = 0.95
 """A method fits its training data when it gets this share of the right labels right."""
-BITS = ("8", "4")
-"""Weights rounded to so many bits, where a record says what they reach."""
-QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
-COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 TASK_SETTINGS = {"data", "label_noise", "model"}
 """Settings that name the task: results on different tasks never share a table."""
 
@@ -132,7 +128,7 @@ class MethodSummary:
     @property
     def counted_ratio(self) -> float | None:
         """What training should cost over the base's, by its passes and its number of epochs."""
-        ours, theirs = self._units(), self.base._units() if self.base else None
+        ours, theirs = self._units(), self.base and self.base._units()
         return ours / theirs if ours and theirs else None
 
     @property
