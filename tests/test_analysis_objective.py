@@ -51,13 +51,18 @@ def batches(*sizes):
     return [(torch.randn(n, 6).double(), torch.randint(0, 3, (n,))) for n in sizes]
 
 
-def test_it_is_the_mean_over_all_samples_in_eval_mode_whatever_the_batches():
+def test_loss_and_gradient_are_those_of_all_samples_in_eval_mode_whatever_the_batches():
     model, data = network(), batches(5, 3)
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
-    found = ModelObjective(model, data)(dict(model.named_parameters()))
+    objective = ModelObjective(model, data)
+    loss, gradient = value_and_gradient(objective, dict(model.named_parameters()))
     own = copy.deepcopy(model).eval()
-    assert found.item() == pytest.approx(F.cross_entropy(own(x), y).item(), rel=1e-13)
-    assert found.item() != pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-3)  # dropout, batch statistics
+    whole = F.cross_entropy(own(x), y)
+    whole.backward()
+    assert [loss.item(), objective(objective.parameters).item()] == pytest.approx([whole.item()] * 2, rel=1e-13)
+    assert loss.item() != pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-3)  # dropout, batch statistics
+    for name, p in own.named_parameters():
+        assert torch.allclose(gradient[name], p.grad, rtol=1e-11, atol=1e-15), name
 
 
 def test_losses_groups_parts_and_subsets_are_those_of_the_samples():
@@ -72,18 +77,6 @@ def test_losses_groups_parts_and_subsets_are_those_of_the_samples():
     assert by_group == pytest.approx([losses[i : i + 3].mean().item() for i in (0, 3, 6)], rel=1e-13)
     rows = torch.tensor([7, 0, 4])
     assert objective.only(rows)(theta).item() == pytest.approx(losses[rows].mean().item(), rel=1e-13)
-
-
-def test_the_gradient_batch_by_batch_is_that_of_the_whole():
-    model, data = network(), batches(5, 3)
-    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
-    loss, gradient = value_and_gradient(ModelObjective(model, data), dict(model.named_parameters()))
-    own = copy.deepcopy(model).eval()
-    whole = F.cross_entropy(own(x), y)
-    whole.backward()
-    assert loss.item() == pytest.approx(whole.item(), rel=1e-13)
-    for name, p in own.named_parameters():
-        assert torch.allclose(gradient[name], p.grad, rtol=1e-11, atol=1e-15), name
 
 
 ANALYSES = {

@@ -84,7 +84,7 @@ def spectral_density(
     generator, density = hessian.generator(seed), torch.zeros_like(grid)
     for _ in range(draws):
         nodes, vectors = torch.linalg.eigh(_tridiagonal(hessian, lanczos, generator))
-        bumps = torch.distributions.Normal(nodes[:, None], width).log_prob(grid).exp()
+        bumps = torch.exp(-(((grid - nodes[:, None]) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
         density += (vectors[0, :, None] ** 2 * bumps).sum(0) / draws
     return Density(grid, density)
 
@@ -104,7 +104,8 @@ class _Hessian:
     def __call__(self, vector: Tensor) -> Tensor:
         """Return the product with a vector of all parameters, flattened in their order."""
         weights = list(self.theta.values())
-        pieces = [v.view_as(p) for v, p in zip(vector.split([p.numel() for p in weights]), weights, strict=True)]
+        sizes = [p.numel() for p in weights]
+        pieces = [v.view_as(p) for v, p in zip(torch.split(vector, sizes), weights, strict=True)]
         product = torch.zeros_like(vector)
         with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the one form that has a second derivative
             for part, share in self.parts:

@@ -112,10 +112,12 @@ def _loss_at(
 
 
 def _write(file: Path, known: dict[str, Any], at_theta: list[float], losses: Losses) -> None:
-    # JSON has no NaN or infinity, and null means not done yet
-    rows = [[v if v is None or math.isfinite(v) else repr(v) for v in row] for row in (at_theta, *losses)]
+    def plain(row: Sequence[float | None]) -> list[float | str | None]:
+        # JSON has no NaN or infinity, and null means not done yet
+        return [value if value is None or math.isfinite(value) else repr(value) for value in row]
+
     file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**known, "at theta": rows[0], "losses": rows[1:]}, allow_nan=False)
+    text = json.dumps({**known, "at theta": plain(at_theta), "losses": [*map(plain, losses)]}, allow_nan=False)
     write_atomically(file, text.encode() + b"\n")
 
 

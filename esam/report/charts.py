@@ -66,7 +66,7 @@ def _price(drawn: Sequence[Drawn]) -> Chart:
     traces, words = [], []
     for time, score, style in placed:
         x, y = time.times(1 / length), score.times(sign)
-        bars = {"error_x": _error(x, style), "error_y": _error(y, style)}
+        bars: dict[str, Any] = {"error_x": _error(x, style), "error_y": _error(y, style)}
         marker = {"color": style.colour, "size": 12}
         traces.append(style.trace(hover, end=True, x=[x.mean], y=[y.mean], mode="markers", marker=marker, **bars))
         words.append(f"{style.name} {y.mean:.4g} in {duration(time.mean)}")
@@ -115,8 +115,8 @@ def _sharpness(drawn: Sequence[Drawn]) -> Chart:
 
 def _dots(style: MethodStyle, across: list[str], ups: Mapping[str, float], marker: dict[str, Any]) -> PlotlyTrace:
     """Return dots at places of an axis of words, each named where the reader points at it."""
-    dots = {"x": across, "y": list(ups.values()), "customdata": list(ups), "marker": {"color": style.colour, **marker}}
-    return style.trace("%{meta.name}, %{customdata}: %{y:.4g}", mode="markers", **dots)
+    hover, marker = "%{meta.name}, %{customdata}: %{y:.4g}", {"color": style.colour, **marker}
+    return style.trace(hover, mode="markers", x=across, y=list(ups.values()), customdata=list(ups), marker=marker)
 
 
 def _by_class(drawn: Sequence[Drawn]) -> Chart:
@@ -205,9 +205,9 @@ def _points(runs: Sequence[RunRecord], x: str, y: str, factor: Mapping[str, floa
 def _band(style: MethodStyle, points: Sequence[_Point]) -> PlotlyTrace:
     across = [point.x for point in points]
     edge = [point.high for point in points] + [point.low for point in reversed(points)]
-    red, green, blue = (int(style.colour[i : i + 2], 16) for i in (1, 3, 5))
-    filled = {"fill": "toself", "fillcolor": f"rgba({red}, {green}, {blue}, 0.15)", "line": {"width": 0}}
-    return style.trace("", band=True, mode="lines", x=across + across[::-1], y=edge, hoverinfo="skip", **filled)
+    colour = "rgba({}, {}, {}, 0.15)".format(*bytes.fromhex(style.colour[1:]))
+    drawn: dict[str, Any] = {"x": across + across[::-1], "y": edge, "mode": "lines", "line": {"width": 0}}
+    return style.trace("", band=True, hoverinfo="skip", fill="toself", fillcolor=colour, **drawn)
 
 
 def _line(style: MethodStyle, points: Sequence[_Point], runs: Sequence[RunRecord]) -> PlotlyTrace:

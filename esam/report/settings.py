@@ -20,6 +20,8 @@ NAMED = 12
 """Classes that are named; the others are counted."""
 
 Settings = dict[str, Any]
+ByName = dict[str, list[str | None]]
+"""Different values of one setting, as they are shown, under each name; None where it is not set."""
 
 
 def flat_settings(config: Settings) -> Settings:
@@ -52,23 +54,33 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def values_by_name(records: Sequence[RunRecord], settings: Sequence[Settings]) -> dict[str, ByName]:
+    """Return the values of each setting: {"rho": {"SGD": [None], "SAM": ["0.05"]}}."""
+    found: dict[str, ByName] = {}
+    for key in dict.fromkeys(key for setting in settings for key in setting):
+        values = found[key] = {record.name: [] for record in records}
+        for record, setting in zip(records, settings, strict=True):
+            value = None if setting.get(key) is None else shown(setting[key])
+            values[record.name] += [value] if value not in values[record.name] else []
+    return found
+
+
 def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
     """Return the settings that all the runs share, and those that differ with a column for each name.
 
     Minor settings at their defaults are left out.
     """
-    settings = [(record.name, recorded_settings(record)) for record in records]
-    names = dict.fromkeys(record.name for record in records)
     usual = {key: shown(value) for key, value in Config().as_json().items() if key not in MAIN}
     common, differing = [], []
-    for key in dict.fromkeys(key for _, setting in settings for key in setting):
-        found: dict[str, dict[str, None]] = {name: {} for name in names}  # for each name its values in order
-        for name, setting in settings:
-            found[name][ABSENT if setting.get(key) is None else shown(setting[key])] = None
-        if len(distinct := {value for values in found.values() for value in values}) > 1:
-            differing.append((readable(key), *map("; ".join, found.values())))
-        elif distinct != {ABSENT} and distinct != {usual.get(key)}:
-            common.append((readable(key), distinct.pop()))
+    for key, values in values_by_name(records, [recorded_settings(record) for record in records]).items():
+        several = {value for found in values.values() for value in found}
+        if len(several) > 1:
+            differing.append(
+                (readable(key), *("; ".join(value or ABSENT for value in found) for found in values.values()))
+            )
+        elif (value := several.pop()) is not None and value != usual.get(key):
+            common.append((readable(key), value))
+    names = dict.fromkeys(record.name for record in records)
     shared = Sheet("Common to all runs", ("Setting", "Value"), tuple(common))
     return shared, Sheet("What differs", ("Setting", *names), tuple(differing))
 

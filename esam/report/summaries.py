@@ -14,7 +14,7 @@ from typing import Any
 
 from esam.optim import METHODS
 from esam.report.measured import Difference, Measured, difference
-from esam.report.settings import Settings, describe, flat_settings, shown
+from esam.report.settings import describe, flat_settings, values_by_name
 from esam.train.record import RunRecord
 
 FITTED = 0.95
@@ -169,32 +169,24 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     name. The condition is "" where there is only one.
     """
     settings = [flat_settings(record.config) for record in records]
-    conditions, options = _telling_keys(records, settings)
-    found: dict[str, dict[str, list[RunRecord]]] = {}
-    for record, setting in zip(records, settings, strict=True):
-        condition = describe({key: setting.get(key) for key in conditions})
-        variant = describe({key: setting[key] for key in options[record.name] if setting.get(key) is not None})
-        name = f"{record.name} ({variant})" if variant else record.name
-        found.setdefault(condition, {}).setdefault(name, []).append(record)
-    return {condition: _against_base(found[condition]) for condition in sorted(found, key=_natural)}
-
-
-def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) -> tuple[list[str], dict[str, list[str]]]:
+    of_methods = {key for record in records for key in record.config.get("settings", {})}
     conditions: list[str] = []
     options: dict[str, list[str]] = {record.name: [] for record in records}
-    of_methods = {key for record in records for key in record.config.get("settings", {})}
-    for key in dict.fromkeys(key for setting in settings for key in setting):
-        values: dict[str, set[str]] = {name: set() for name in options}
-        for record, setting in zip(records, settings, strict=True):
-            values[record.name].add(shown(setting.get(key)))
+    for key, values in values_by_name(records, settings).items():
         names_with_several = [name for name, found in values.items() if len(found) > 1]
-        of_the_task = key in TASK_SETTINGS and len(set().union(*values.values())) > 1
+        of_the_task = key in TASK_SETTINGS and len({value for found in values.values() for value in found}) > 1
         if of_the_task or (names_with_several and key not in of_methods):
             conditions.append(key)
         else:
             for name in names_with_several:
                 options[name].append(key)
-    return conditions, options
+    grouped: dict[str, dict[str, list[RunRecord]]] = {}
+    for record, setting in zip(records, settings, strict=True):
+        condition = describe({key: setting.get(key) for key in conditions})
+        variant = describe({key: setting[key] for key in options[record.name] if setting.get(key) is not None})
+        name = f"{record.name} ({variant})" if variant else record.name
+        grouped.setdefault(condition, {}).setdefault(name, []).append(record)
+    return {condition: _against_base(grouped[condition]) for condition in sorted(grouped, key=_natural)}
 
 
 def _against_base(runs: dict[str, list[RunRecord]]) -> list[MethodSummary]:
