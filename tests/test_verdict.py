@@ -2,6 +2,7 @@
 
 import pytest
 
+from esam.optim import METHODS
 from esam.report.results import answer_text
 from esam.report.summaries import summarise
 from esam.report.verdict import advice, verdict
@@ -20,8 +21,8 @@ def compared(results, data=FACTS, **config):
             end = end if isinstance(end, dict) else {"test_accuracy": {"last": end}, "train_accuracy": 1.0}
             settings = Config(method=method, seed=seed, **{"epochs": 200, "batch_size": 16, **config}).as_json()
             first = {"name": NAMES[method], "method": method, "seed": seed, "config": settings, "environment": {}}
-            line = {"status": "finished", "test_accuracy": {}, **end}
-            records.append(RunRecord(None, {**first, "data": data}, (), line))
+            first |= {"data": data, "effective": {"method": METHODS[method].effective({})}}
+            records.append(RunRecord(None, first, (), {"status": "finished", "test_accuracy": {}, **end}))
     (methods,) = summarise(records).values()
     return methods
 

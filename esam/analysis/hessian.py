@@ -64,13 +64,7 @@ def hessian_trace(objective: Objective, parameters: Parameters, *, vectors: int 
 
 
 def spectral_density(
-    objective: Objective,
-    parameters: Parameters,
-    *,
-    lanczos: int = 60,
-    draws: int = 3,
-    points: int = 512,
-    seed: int = 0,
+    objective: Objective, parameters: Parameters, *, lanczos: int = 60, draws: int = 3, points: int = 512, seed: int = 0
 ) -> Density:
     """Return the density of the Hessian's eigenvalues, smoothed, from Lanczos iterations (Papyan, 2020)."""
     size = sum(p.numel() for p in parameters.values())

@@ -81,9 +81,7 @@ def landscape(
     file = None if path is None else Path(path)
     known: dict[str, Any] = {"kind": "landscape", "format": FORMAT, "fingerprint": _digest(groups, parameters, axes)}
     at_theta = [repeats(objective, parameters) for objective, _ in groups]
-    losses = (
-        [[None] * len(points) for _ in groups] if file is None or not file.exists() else _read(file, known, at_theta)
-    )
+    losses = _read(file, known, at_theta, len(points))
     saved = time.monotonic()
     try:
         for number, (objective, directions) in enumerate(groups):
@@ -121,8 +119,10 @@ def _write(file: Path, known: dict[str, Any], at_theta: list[float], losses: Los
     write_atomically(file, text.encode() + b"\n")
 
 
-def _read(file: Path, known: dict[str, Any], at_theta: list[float]) -> Losses:
-    """Return what an interrupted call has left; refuse a file of another landscape."""
+def _read(file: Path | None, known: dict[str, Any], at_theta: list[float], points: int) -> Losses:
+    """Return what an interrupted call has left, if one has; refuse a file of another landscape."""
+    if file is None or not file.exists():
+        return [[None for _ in range(points)] for _ in at_theta]
     try:
         read = json.loads(file.read_bytes())
         losses = [[None if value is None else float(value) for value in row] for row in read["losses"]]

@@ -18,6 +18,8 @@ Drawn = tuple[MethodSummary, MethodStyle]
 
 CLASSES = 30
 """Classes that a chart has room for."""
+BANDS = 3
+"""Methods that are shown with their bands; of more, they would hide one another. report.js has it, too."""
 STEEP = 20
 """Values whose highest is more than this many times their lowest are drawn on a logarithmic axis."""
 LOG_AXIS = {"type": "log", "dtick": "D2", "tickformat": "~g"}
@@ -137,14 +139,11 @@ def _by_class(drawn: Sequence[Drawn]) -> Chart:
     title, rest = "Test accuracy on each class, %", f"; the {CLASSES} hardest of {len(hardness)} classes"
     reading = f"After the last epoch, mean of the seeds{rest if len(hardness) > CLASSES else ''}"
     axis = {"type": "category", "categoryarray": list(label.values()), "title": {"text": "class"}}
+    lowest = min((value for trace in traces for value in trace["y"]), default=0)
+    up = {"title": {"text": "test accuracy, %"}, "range": [max(0, lowest - 5), 102]}
     # side by side, as equal values would hide one another
-    layout = {
-        "xaxis": axis,
-        "yaxis": {"title": {"text": "test accuracy, %"}},
-        "scattermode": "group",
-        "scattergap": 0.5,
-    }
-    return Chart(title, reading, f"{title}. {'; '.join(words)}.", traces, {**layout, "hovermode": "closest"}, wide=True)
+    layout = {"xaxis": axis, "yaxis": up, "scattermode": "group", "scattergap": 0.5, "hovermode": "closest"}
+    return Chart(title, reading, f"{title}. {'; '.join(words)}.", traces, layout, wide=True)
 
 
 def _class_means(one: MethodSummary) -> dict[int, float]:
@@ -185,7 +184,8 @@ def _curves(drawn: Sequence[Drawn], title: str, x: str, y: str) -> Chart:
     # at one time, methods are at different epochs
     layout = {"xaxis": across, "yaxis": axis, "hovermode": "x unified" if x == "epoch" else "closest"}
     differ = bool(bands) and any(point.low < point.high for point in every)
-    reading = "; ".join([*(["mean of the seeds, band from lowest to highest"] if differ else []), *remarks])
+    band = "band from lowest to highest" + (f" where {BANDS} methods or fewer are shown" if len(drawn) > BANDS else "")
+    reading = "; ".join([*([f"mean of the seeds, {band}"] if differ else []), *remarks])
     label = f"{title}. {'; '.join(ends)}."
     return Chart(title, reading[:1].upper() + reading[1:], label, bands + curves, layout)
 

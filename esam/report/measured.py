@@ -57,10 +57,9 @@ class Difference:
         """Whether the interval leaves out 0."""
         return abs(self.value) > self.half_width
 
-    def format(self, decimals: int = 1) -> str:
+    def format(self) -> str:
         """Write "+1.5 (+0.2 to +2.8)"."""
-        low, high = self.value - self.half_width, self.value + self.half_width
-        return f"{self.value:+.{decimals}f} ({low:+.{decimals}f} to {high:+.{decimals}f})"
+        return f"{self.value:+.1f} ({self.value - self.half_width:+.1f} to {self.value + self.half_width:+.1f})"
 
 
 def difference(one: Measured | None, other: Measured | None) -> Difference | None:

@@ -67,7 +67,7 @@ def _page(records: Sequence[RunRecord], unread: Sequence[str]) -> str:
         sections=sections,
         styles=list(style_of.values()),
         notes=[*settings.notes(records), *unread],
-        facts=[common, settings.data_sheet(records), settings.environments(records)],
+        facts=[common, settings.data_sheet(records), settings.environment_sheet(records)],
         differing=differing,
         footer=_provenance(records, finished),
         figures=figures,

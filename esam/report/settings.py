@@ -30,7 +30,7 @@ def flat_settings(config: Settings) -> Settings:
 
 
 def recorded_settings(record: RunRecord) -> Settings:
-    """Return the settings as they took effect: defaults of the method by their values, where the record has them."""
+    """Return the settings as they took effect: those that a method was not given are its defaults."""
     of_method = (record.run.get("effective") or {}).get("method", {})
     return {**flat_settings(record.config), **of_method}
 
@@ -85,14 +85,25 @@ def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
     return shared, Sheet("What differs", ("Setting", *names), tuple(differing))
 
 
-def environments(records: Sequence[RunRecord]) -> Sheet:
-    """Return the environment's entries; where the runs disagree, each value with the number of its runs."""
+def environment_sheet(records: Sequence[RunRecord]) -> Sheet:
+    """Return where the runs ran."""
+    places = [record.run["environment"] for record in records]
+    return _entries("Environment", [{readable(key): shown(value) for key, value in each.items()} for each in places])
+
+
+def data_sheet(records: Sequence[RunRecord]) -> Sheet:
+    """Return counts, classes and shape of the data, where the records have them."""
+    return _entries("Data", [_data_words(record.data) for record in records if record.data is not None])
+
+
+def _entries(title: str, runs: Sequence[Mapping[str, str]]) -> Sheet:
+    """Return the entries of several runs; where they disagree, each value with the number of its runs."""
     rows = []
-    for key in dict.fromkeys(key for record in records for key in record.run["environment"]):
-        counts = Counter(shown(record.run["environment"].get(key)) for record in records)
-        values = "; ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())
-        rows.append((readable(key), values))
-    return Sheet("Environment", ("Entry", "Value"), tuple(rows))
+    for key in dict.fromkeys(key for entries in runs for key in entries):
+        counts = Counter(entries.get(key, ABSENT) for entries in runs)
+        values = [value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items()]
+        rows.append((key, "; ".join(values)))
+    return Sheet(title, ("Entry", "Value"), tuple(rows))
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
@@ -102,16 +113,6 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     if len(machines) > 1:
         found.append("The runs were measured on different hardware or thread counts: their times do not compare.")
     return list(dict.fromkeys(found))
-
-
-def data_sheet(records: Sequence[RunRecord]) -> Sheet:
-    """Return counts, classes and shape of the data, where the records have them; several data sets in turn."""
-    sets = {str(record.data["fingerprint"]): record.data for record in records if record.data is not None}
-    rows: dict[str, dict[str, None]] = {}
-    for facts in sets.values():
-        for name, words in _data_words(facts).items():
-            rows.setdefault(name, {})[words] = None
-    return Sheet("Data", ("Entry", "Value"), tuple((name, "; ".join(found)) for name, found in rows.items()))
 
 
 def _data_words(facts: Mapping[str, Any]) -> dict[str, str]:

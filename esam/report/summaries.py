@@ -138,14 +138,6 @@ class MethodSummary:
         right = 1 - noise if isinstance(noise, (int, float)) else 1
         return self.train_accuracy is None or self.train_accuracy.mean >= FITTED * right
 
-    def effective(self) -> dict[str, Any]:
-        """Return the method's settings as they took effect."""
-        run = self.runs[0]
-        recorded = (run.run.get("effective") or {}).get("method")
-        if recorded is None and self.method in METHODS:
-            recorded = METHODS[self.method].effective(run.config.get("settings", {}))
-        return dict(recorded or {})
-
     def _units(self) -> float | None:
         row = METHODS.get(self.method)
         if row is not None:

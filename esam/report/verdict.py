@@ -9,6 +9,7 @@ from typing import Literal
 
 from esam.optim import METHODS
 from esam.report.measured import difference, written
+from esam.report.settings import recorded_settings
 from esam.report.summaries import MethodSummary
 
 BEHIND = 1.0
@@ -220,7 +221,7 @@ def _slow(several: Sequence[MethodSummary], methods: Sequence[MethodSummary], ba
 
 def _nearer_the_base(one: MethodSummary) -> list[str]:
     """Return settings of the method that would bring it nearer to the base."""
-    settings = one.effective()
+    settings = recorded_settings(one.runs[0])
     ways = []
     if isinstance(settings.get("gamma"), float) and settings["gamma"] < 1:
         ways.append(f"gamma 1, with which all samples train (now {settings['gamma']:g})")
