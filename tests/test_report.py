@@ -15,10 +15,11 @@ from esam.optim import METHODS
 from esam.report.measured import Measured, difference, duration, memory, written
 from esam.report.page import write_report
 from esam.report.results import details_sheet, results_sheet
+from esam.report.settings import environment_sheet, notes
 from esam.report.sheets import Sheet, as_markdown, as_text
 from esam.report.summaries import summarise
 from esam.styles import SPARE, styles
-from esam.train.record import RecordWriter, read_records
+from esam.train.record import RecordWriter, RunRecord, read_records
 
 LIGHT, DARK = "#fbfbf9", "#16181c"
 FRAMES = "requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()))"
@@ -174,6 +175,14 @@ def test_runs_are_compared_only_under_the_same_condition(tmp_path, made, wanted)
         write_run(tmp_path, name, seed, 0.9, config=config)
     found = {title: [one.name for one in methods] for title, methods in summarise(read_records(tmp_path)).items()}
     assert found == wanted and list(found) == list(wanted)
+
+
+def test_where_runs_ran_on_different_machines_each_value_has_the_number_of_its_runs():
+    records = [
+        RunRecord(None, {"environment": {"torch": "2", "threads": n}, "config": {}}, (), None) for n in (2, 2, 4)
+    ]
+    assert environment_sheet(records).rows == (("torch", "2"), ("threads", "2 (2 runs); 4 (1 run)"))
+    assert notes(records[:2]) == [] and "their times do not compare" in notes(records)[0]
 
 
 def test_numbers_are_written_as_people_read_them():

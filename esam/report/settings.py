@@ -101,7 +101,7 @@ def _entries(title: str, runs: Sequence[Mapping[str, str]]) -> Sheet:
     rows = []
     for key in dict.fromkeys(key for entries in runs for key in entries):
         counts = Counter(entries.get(key, ABSENT) for entries in runs)
-        values = [value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items()]
+        values = [value if len(counts) == 1 else f"{value} ({n} run{'s' * (n > 1)})" for value, n in counts.items()]
         rows.append((key, "; ".join(values)))
     return Sheet(title, ("Entry", "Value"), tuple(rows))
 
