@@ -73,7 +73,6 @@ $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[test]"
-	$(BIN)/pip uninstall --quiet --yes torchvision  # curvlinops' backpack asks for it and uses none of it; no CPU build
 	touch $@
 
 clean:

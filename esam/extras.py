@@ -7,7 +7,7 @@ from importlib.util import find_spec
 EXTRAS = {
     **dict.fromkeys(("rich", "plotly", "jinja2", "filelock", "numpy", "PIL", "sklearn"), "train"),
     **dict.fromkeys(("datasets", "safetensors"), "train"),
-    **dict.fromkeys(("curvlinops", "scipy", "matplotlib"), "analysis"),
+    **dict.fromkeys(("scipy", "matplotlib"), "analysis"),
     "tensorboard": "tensorboard",
     "wandb": "wandb",
     **dict.fromkeys(("mlflow", "sqlalchemy", "alembic"), "mlflow"),

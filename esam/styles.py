@@ -29,10 +29,11 @@ class MethodStyle:
         """The name for plotly, which reads some HTML."""
         return html.escape(self.name)
 
-    def trace(self, hover: str, **parts: Any) -> dict[str, Any]:
-        """Return a plotly trace that the method's chip switches."""
+    def trace(self, hover: str, *, end: bool = False, band: bool = False, **parts: Any) -> dict[str, Any]:
+        """Return a plotly trace that the method's chip switches; ``end``: with its name at the last point."""
         # in meta, because plotly would read a name inside a hovertemplate as part of the template
-        return {"meta": {"group": self.key, "name": self.label}, "hovertemplate": f"{hover}<extra></extra>", **parts}
+        meta = {"group": self.key, "name": self.label, "end": end, "band": band}
+        return {"meta": meta, "hovertemplate": f"{hover}<extra></extra>", **parts}
 
 
 def styles(methods: Mapping[str, str]) -> dict[str, MethodStyle]:

@@ -5,6 +5,7 @@ import os
 
 import torch
 import torch.nn.functional as F
+from conftest import normalised, start
 from two_ranks import RANKS, on_two_ranks
 
 BATCHES, SIZE = 6, 8
@@ -49,6 +50,13 @@ def in_phases(
             scaler.update()
         after()
     return losses
+
+
+def by_hand(name, loader, build=normalised, dtype=torch.float64, wrap=lambda net: net, **how):
+    """Train a method's net by our phases; return it, and the loss of each micro-batch."""
+    p, optimizer = start(name, build, dtype=dtype)
+    optimizer.model = wrap(p.model)
+    return p.model, in_phases(optimizer.model, optimizer, loader, **how)
 
 
 def assert_same(a, b, atol=0.0):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from conftest import mlp, normalised, start
-from our_loop import alike_on_two_ranks, assert_same, data, in_phases, loss_function, rank_cases
+from our_loop import alike_on_two_ranks, assert_same, by_hand, data, loss_function, rank_cases
 from torch import nn
 from two_ranks import RANKS, needs_gloo
 
@@ -54,12 +54,6 @@ def by_accelerate(name, loader, *, window=1, clip=None, scaler=None, broken=None
             optimizer.step()
             optimizer.zero_grad()
     return net, losses
-
-
-def by_hand(name, loader, *, build=normalised, dtype=torch.float64, wrap=lambda net: net, **how):
-    p, optimizer = start(name, build, dtype=dtype)
-    optimizer.model = wrap(p.model)
-    return p.model, in_phases(optimizer.model, optimizer, loader, **how)
 
 
 @pytest.mark.parametrize(
@@ -110,31 +104,9 @@ def test_a_second_backward_before_the_step_is_refused_and_names_what_accumulates
     optimizer.step()  # by the first batch, which is still there
 
 
-def test_a_state_saved_by_accelerate_resumes_bit_for_bit(tmp_path):
-    accelerator, net, model, optimizer = prepared("looksam", mlp)
-
-    def train(net, optimizer, loader):
-        for x, y in loader:
-            backward(accelerator, optimizer, loss_function(net, optimizer.optimizer), x, y)
-            optimizer.step()
-
-    train(model, optimizer, data()[:3])
-    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
-    p, second = start("looksam")
-    p.model.load_state_dict(net.state_dict())
-    second = accelerator.prepare(second)
-    second.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
-    for m, o in ((net, optimizer), (p.model, second)):
-        train(m, o, data()[3:])
-    assert_same(p.model, net)
-
-
 def test_the_pages_code_runs():
-    scope = {
-        "loader": data(torch.float32),
-        "model": mlp(torch.float32),
-        "accelerator": accelerate.Accelerator(cpu=True),
-    }
+    scope = {"loader": data(torch.float32), "model": mlp(torch.float32)}
+    scope["accelerator"] = accelerate.Accelerator(cpu=True)
     assert torch.isfinite(snippets.run("trainers.md", scope, under="Accelerate")["loss"])
 
 

@@ -7,7 +7,7 @@ import torch
 
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.cli import main
-from esam.train.loaded_run import figures, load_run, random_landscape
+from esam.train.loaded_run import figures, load_run
 
 SMALL = ["--images", "60", "--m", "20", "--steps", "3"]
 
@@ -39,7 +39,8 @@ def esam(capsys):
 
 def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
     trained = load_run(run)
-    objective, theta = trained.objective(images=60), dict(trained.model.named_parameters())
+    objective, theta = trained.objective(images=60, batch_size=25), dict(trained.model.named_parameters())
+    assert [len(y) for _, y in objective.batches] == [25, 25, 10]
     found = figures(objective, rho=0.1, steps=2, m=20, eigenvalues=1, vectors=2)
     state = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
     assert all(torch.equal(value, state[name]) for name, value in trained.model.state_dict().items())
@@ -81,6 +82,8 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     assert [len(group) for group in groups] == [9, 9]
     assert groups[0][4] == pytest.approx(result["loss"], rel=1e-5) == groups[1][4]  # the middle is theta
     assert {path.name for path in out.iterdir()} == {"contour.svg", "contour.png", "landscape.json", "analysis.json"}
+    written = contents(out)
+    assert esam("analyze", run, *SMALL, *words)[0] == 0 and contents(out) == written  # the kept values, read again
     assert contents(run) == before
 
 
@@ -94,17 +97,6 @@ def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam
     assert density["lanczos"] == 6 and len(density["eigenvalues"]) == len(density["density"]) > 100
     kinds = {f"{name}.{ending}" for name in ("line", "density") for ending in ("svg", "png")}
     assert {path.name for path in tmp_path.iterdir()} == {*kinds, "line.json", "analysis.json"}
-
-
-def test_the_landscapes_values_are_kept_and_read_again(run, tmp_path):
-    objective = load_run(run).objective(images=20, batch_size=8)
-    assert [len(y) for _, y in objective.batches] == [8, 8, 4]
-    calls = []
-    asked = {"points": 3, "path": tmp_path / "l.json", "progress": lambda *p: calls.append(p)}
-    one = random_landscape(objective, **asked)
-    assert calls == [(done, 9) for done in range(1, 10)]
-    other = random_landscape(objective, **asked)
-    assert torch.equal(one.losses, other.losses) and len(calls) == 9
 
 
 def test_a_folder_without_weights_says_so(run, esam, tmp_path):

@@ -14,15 +14,12 @@ from esam.analysis import (
     filter_normalised,
     gaussian,
     landscape,
-    plane,
     random_plane,
     sam_eps,
     swp_eps,
 )
 from esam.analysis.directions import cosine_similarity, inner
 from esam.analysis.objective import norm_of, value_and_gradient
-from esam.train.models import build_model
-from esam.train.models.vit import VisionTransformer
 
 
 def float64(*values):
@@ -109,56 +106,14 @@ def saddle(p):
     return p["a"].square().sum() + 3 * p["a"].sum() * p["b"].sum() - p["b"].sum()
 
 
-def test_a_planes_values_by_hand():
-    theta = {"a": float64(1), "b": float64(2)}
-    found = plane(saddle, theta, ({"a": float64(1)}, {"b": float64(-1)}), xs=[-1, 0, 1], ys=[0, 2])
-    # a in (0, 1, 2), b in (2, 0)
-    assert found.losses.tolist() == [[[-2, 0], [5, 1], [14, 4]]]
-    assert found.axes == ((-1, 0, 1), (0, 2))
-
-
-def test_a_lines_values_by_hand_and_the_mean_over_groups():
-    theta = {"a": float64(1), "b": float64(2)}
-    one = line(saddle, theta, {"a": float64(1), "b": float64(1)}, ts=[-1, 0, 0.5])
-    assert one.losses.tolist() == [[-1, 5, 2.25 + 11.25 - 2.5]]
-    groups = [(saddle, [{"a": float64(1)}]), (lambda p: 2 * saddle(p), [{"b": float64(1)}])]
-    two = landscape(groups, theta, [[0, 1]])
-    assert two.losses.tolist() == [[5, 4 + 12 - 2], [10, 2 * (1 + 9 - 3)]]
-    assert two.mean.tolist() == [7.5, 14]
-
-
-def by_hand(model, batches, directions, points):
-    """The plain loop: set the weights, run the model, restore."""
-    (x, y), own, values = batches[0], dict(model.named_parameters()), []
-    modes = model.training
-    model.eval()
-    with torch.no_grad():
-        kept = {name: p.clone() for name, p in own.items()}
-        for row in points:
-            for name, p in own.items():
-                p.copy_(kept[name] + sum(c * d[name] for c, d in zip(row, directions, strict=True)))
-            values.append(nn.functional.cross_entropy(model(x), y).item())
-        for name, p in own.items():
-            p.copy_(kept[name])
-    model.train(modes)
-    return values
-
-
-@pytest.mark.parametrize("kind", ["resnet8", "vit"])
-def test_a_planes_values_are_those_of_a_loop_that_sets_the_weights(kind):
-    torch.manual_seed(0)
-    shape = {"classes": 3, "channels": 3, "size": 8}
-    model = (
-        VisionTransformer(patch=4, width=12, depth=1, heads=2, **shape) if kind == "vit" else build_model(kind, **shape)
-    ).double()
-    batches = [(torch.randn(6, 3, 8, 8).double(), torch.randint(0, 3, (6,)))]
-    objective = ModelObjective(model, batches)
-    theta = objective.parameters
-    directions = [gaussian(theta, seed=1), filter_normalised(gaussian(theta, seed=2), theta)]
-    axes = [[0.0, 0.3], [-0.1, 0.4]]
-    found = landscape([(objective, directions)], theta, axes).losses.flatten().tolist()
-    points = [(x, y) for x in axes[0] for y in axes[1]]
-    assert found == pytest.approx(by_hand(model, batches, directions, points), rel=1e-9)
+def test_values_on_planes_and_lines_by_hand_and_the_mean_over_groups():
+    theta, a, b = {"a": float64(1), "b": float64(2)}, {"a": float64(1)}, {"b": float64(1)}
+    # a in (0, 1, 2), b in (2, 4)
+    found = landscape([(saddle, [a, b])], theta, [[-1, 0, 1], [0, 2]])
+    assert found.losses.tolist() == [[[-2, -4], [5, 9], [14, 24]]] and found.axes == ((-1, 0, 1), (0, 2))
+    assert line(saddle, theta, a | b, ts=[-1, 0, 0.5]).losses.tolist() == [[-1, 5, 2.25 + 11.25 - 2.5]]
+    two = landscape([(saddle, [a]), (lambda p: 2 * saddle(p), [b])], theta, [[0, 1]])
+    assert two.losses.tolist() == [[5, 4 + 12 - 2], [10, 2 * (1 + 9 - 3)]] and two.mean.tolist() == [7.5, 14]
 
 
 # Interrupted and resumed ---------------------------------------------------------------------------------------------
@@ -200,21 +155,19 @@ def test_losses_that_are_not_finite_survive_the_file(tmp_path):
         assert math.isnan(values[0]) and values[1:] == [math.inf, 2]
 
 
-@pytest.mark.parametrize("change", ["weights", "direction", "axis", "data"])
+@pytest.mark.parametrize(
+    "change",  # weights of the same loss, directions, axes, data
+    [{"theta": (2, 1)}, {"direction": (0, 1)}, {"ts": (0, 2)}, {"factor": 2.0}],
+)
 def test_a_file_of_another_landscape_is_refused(tmp_path, change):
-    path, theta, direction, ts, factor = tmp_path / "line.json", float64(1, 2), float64(1, 0), [0, 1], 1.0
-    objective = lambda p: factor * p["w"].square().sum()  # noqa: E731
-    line(objective, {"w": theta}, {"w": direction}, ts=ts, path=path)
-    if change == "weights":
-        theta = float64(2, 1)  # the same loss
-    elif change == "direction":
-        direction = float64(0, 1)
-    elif change == "axis":
-        ts = [0, 2]
-    else:
-        factor = 2.0
+    def drawn(theta=(1, 2), direction=(1, 0), ts=(0, 1), factor=1.0):
+        objective = lambda p: factor * p["w"].square().sum()  # noqa: E731
+        theta, direction = {"w": float64(*theta)}, {"w": float64(*direction)}
+        return line(objective, theta, direction, ts=ts, path=tmp_path / "line.json")
+
+    drawn()
     with pytest.raises(ValueError, match="holds another landscape.*delete it, or choose another file"):
-        line(objective, {"w": theta}, {"w": direction}, ts=ts, path=path)
+        drawn(**change)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "landscape"}', '{"kind": "landscape", "format": 99}'])

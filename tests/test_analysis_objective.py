@@ -13,10 +13,10 @@ from esam.analysis import (
     ascent_sharpness,
     gradient_cosines,
     hessian_trace,
+    landscape,
     linearity,
     losses_along,
     m_sharpness,
-    plane,
     random_plane,
     select,
     sharpness,
@@ -51,13 +51,18 @@ def batches(*sizes):
     return [(torch.randn(n, 6).double(), torch.randint(0, 3, (n,))) for n in sizes]
 
 
-def test_it_is_the_mean_over_all_samples_in_eval_mode_whatever_the_batches():
+def test_loss_and_gradient_are_those_of_all_samples_in_eval_mode_whatever_the_batches():
     model, data = network(), batches(5, 3)
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
-    found = ModelObjective(model, data)(dict(model.named_parameters()))
+    objective = ModelObjective(model, data)
+    loss, gradient = value_and_gradient(objective, dict(model.named_parameters()))
     own = copy.deepcopy(model).eval()
-    assert found.item() == pytest.approx(F.cross_entropy(own(x), y).item(), rel=1e-13)
-    assert found.item() != pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-3)  # dropout, batch statistics
+    whole = F.cross_entropy(own(x), y)
+    whole.backward()
+    assert [loss.item(), objective(objective.parameters).item()] == pytest.approx([whole.item()] * 2, rel=1e-13)
+    assert loss.item() != pytest.approx(F.cross_entropy(model(x), y).item(), rel=1e-3)  # dropout, batch statistics
+    for name, p in own.named_parameters():
+        assert torch.allclose(gradient[name], p.grad, rtol=1e-11, atol=1e-15), name
 
 
 def test_losses_groups_parts_and_subsets_are_those_of_the_samples():
@@ -74,23 +79,11 @@ def test_losses_groups_parts_and_subsets_are_those_of_the_samples():
     assert objective.only(rows)(theta).item() == pytest.approx(losses[rows].mean().item(), rel=1e-13)
 
 
-def test_the_gradient_batch_by_batch_is_that_of_the_whole():
-    model, data = network(), batches(5, 3)
-    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
-    loss, gradient = value_and_gradient(ModelObjective(model, data), dict(model.named_parameters()))
-    own = copy.deepcopy(model).eval()
-    whole = F.cross_entropy(own(x), y)
-    whole.backward()
-    assert loss.item() == pytest.approx(whole.item(), rel=1e-13)
-    for name, p in own.named_parameters():
-        assert torch.allclose(gradient[name], p.grad, rtol=1e-11, atol=1e-15), name
-
-
 ANALYSES = {
     "sharpness": lambda o, p: sharpness(o, p, rho=0.1),
     "ascent": lambda o, p: ascent_sharpness(o, p, rho=0.1, steps=3),
     "adaptive": lambda o, p: adaptive_sharpness(o, p, rho=0.1),
-    "plane": lambda o, p: plane(o, p, random_plane(p, seed=0), xs=[-1, 0, 1, 2, 3], ys=[0, 1, 2, 3, 4, 5]),
+    "landscape": lambda o, p: landscape([(o, random_plane(p, seed=0))], p, [[-1, 0, 1], [0, 1, 2, 3]]),
     "eigenvalues": lambda o, p: top_eigenvalues(o, p),
     "trace": lambda o, p: hessian_trace(o, p, vectors=2),
     "density": lambda o, p: spectral_density(o, p, lanczos=5, draws=1),

@@ -63,7 +63,7 @@ def test_a_selection_is_that_of_a_plain_loop(gamma):
     found = select(objective, theta, gamma=gamma, rho=0.3)
     cosines = gradient_cosines(objective, theta, found)
     losses, perturbed, plus, minus, plain_cosines = plain_selection(model, x, y, 0.3, gamma)
-    assert found.plus.tolist() == plus and found.minus.tolist() == minus
+    assert found.rows["plus"].tolist() == plus and found.rows["minus"].tolist() == minus
     assert torch.allclose(found.losses, losses, rtol=1e-12)
     assert torch.allclose(found.perturbed_losses, perturbed, rtol=1e-10)
     for name, rows in (("plus", plus), ("minus", minus), ("all", list(range(12)))):
@@ -79,9 +79,9 @@ def test_a_selection_is_that_of_a_plain_loop(gamma):
 
 def test_the_random_set_is_as_large_as_b_plus_and_decided_by_the_seed():
     _, _, _, objective = problem()
-    one, same, other = (select(objective, objective.parameters, gamma=0.25, seed=s) for s in (0, 0, 1))
-    assert len(one.random) == len(one.plus) == 3 and len(set(one.random.tolist())) == 3
-    assert torch.equal(one.random, same.random) and not torch.equal(one.random, other.random)
+    found = [select(objective, objective.parameters, gamma=0.25, seed=s).rows for s in (0, 0, 1)]
+    one, same, other = (rows["random"].tolist() for rows in found)
+    assert len(set(one)) == len(found[0]["plus"]) == 3 and one == same != other
 
 
 def test_losses_along_eps_begin_at_theta_and_pass_theta_plus_eps():
@@ -101,9 +101,3 @@ def test_a_share_that_leaves_nothing_is_refused(gamma):
     _, _, _, objective = problem()
     with pytest.raises(ValueError, match=r"gamma must be in \(0, 1\]|no sample of 12 is left for B-"):
         select(objective, objective.parameters, gamma=gamma)
-
-
-def test_an_unknown_set_is_refused():
-    _, _, _, objective = problem()
-    with pytest.raises(ValueError, match="one of all, plus, minus, random, got 'most'"):
-        select(objective, objective.parameters).rows("most")

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mlp, normalised, start
-from our_loop import BATCHES, alike_on_two_ranks, assert_same, data, in_phases, loss_function, rank_cases
+from our_loop import BATCHES, alike_on_two_ranks, assert_same, by_hand, data, loss_function, rank_cases
 from torch import nn
 from two_ranks import RANKS, needs_gloo
 
@@ -32,27 +32,17 @@ def in_fabric(fabric, name, loader, build=normalised, dtype=torch.float32, *, wi
     return p.model
 
 
-def by_hand(name, loader, build=normalised, dtype=torch.float32, wrap=lambda net: net, **how):
-    p, optimizer = start(name, build, dtype=dtype)
-    optimizer.model = wrap(p.model)
-    in_phases(optimizer.model, optimizer, loader, **how)
-    return p.model
-
-
 FLOATS = data(torch.float32)
 
 
 @pytest.mark.parametrize("name", ["sam", "esam", "slicesam"])
 @pytest.mark.parametrize(
     ("precision", "how"),
-    [
-        ("32-true", {"clip": nn.utils.clip_grad_norm_}),
-        ("32-true", {"window": 2}),
-        ("bf16-mixed", {}),
-    ],
+    [("32-true", {"clip": nn.utils.clip_grad_norm_}), ("32-true", {"window": 2}), ("bf16-mixed", {})],
 )
 def test_a_loop_takes_the_plain_loops_steps_bit_for_bit(name, precision, how):
-    expected = by_hand(name, FLOATS, cast=torch.bfloat16 if precision == "bf16-mixed" else None, **how)
+    cast = torch.bfloat16 if precision == "bf16-mixed" else None
+    expected, _ = by_hand(name, FLOATS, dtype=torch.float32, cast=cast, **how)
     assert_same(in_fabric(fabric_of(precision=precision), name, FLOATS, **how), expected)
 
 
@@ -65,7 +55,8 @@ def test_the_body_may_stay_inline(precision):
         for x, y in optimizer.passes(*batch, backward=fabric.backward):
             optimizer.backward(F.cross_entropy(model(x), y))
         wrapped.step()
-    expected = by_hand("sam", FLOATS, cast=torch.bfloat16 if precision == "bf16-mixed" else None)
+    cast = torch.bfloat16 if precision == "bf16-mixed" else None
+    expected, _ = by_hand("sam", FLOATS, dtype=torch.float32, cast=cast)
     assert_same(p.model, expected, atol=1e-6)  # a mean of float32, in another order
 
 
@@ -98,7 +89,7 @@ def cases(rank):
 
     def both(name, window, loader):
         wrap = nn.parallel.DistributedDataParallel
-        return by_ddp(name, window, loader), by_hand(name, loader, mlp, torch.float64, wrap, window=window)
+        return by_ddp(name, window, loader), by_hand(name, loader, mlp, wrap=wrap, window=window)[0]
 
     yield from rank_cases(rank, both)
     yield "global", lambda: by_ddp("sam", 1, data(batches=2 * BATCHES)[rank::RANKS], perturbation="global")
@@ -109,6 +100,6 @@ def cases(rank):
 def test_fabrics_ddp_takes_the_plain_loops_steps_and_with_one_eps_those_of_one_process(tmp_path):
     ranks, loader = alike_on_two_ranks(tmp_path, cases), data(batches=2 * BATCHES)
     joined = [tuple(map(torch.cat, zip(*pair, strict=True))) for pair in zip(loader[::2], loader[1::2], strict=True)]
-    expected = by_hand("sam", joined, mlp, torch.float64)
+    expected, _ = by_hand("sam", joined, mlp)
     for seen in ranks:
         assert_same(seen["global"], expected, atol=1e-12)

@@ -185,7 +185,7 @@ FAULTS = [
     Fault("analyze spoilt/checkpoint.pt", "give the folder of a run", spoil=spoilt("checkpoint.pt", b"damaged")),
     # packages that are missing
     Fault("compare T --out OUT --methods base", "torch-esam[train]", during=lacking("plotly")),
-    Fault("analyze run", "torch-esam[analysis]", during=lacking("curvlinops")),
+    Fault("analyze run", "torch-esam[analysis]", during=lacking("scipy")),
     Fault("train T --out OUT --track wandb", "torch-esam[wandb]", during=lacking("wandb")),
     # while it runs
     Fault("train T --method base --epochs 2 --lr 1e30 --out OUT", "diverged", leaves=True),

@@ -2,6 +2,7 @@
 
 import pytest
 
+from esam.optim import METHODS
 from esam.report.results import answer_text
 from esam.report.summaries import summarise
 from esam.report.verdict import advice, verdict
@@ -20,8 +21,8 @@ def compared(results, data=FACTS, **config):
             end = end if isinstance(end, dict) else {"test_accuracy": {"last": end}, "train_accuracy": 1.0}
             settings = Config(method=method, seed=seed, **{"epochs": 200, "batch_size": 16, **config}).as_json()
             first = {"name": NAMES[method], "method": method, "seed": seed, "config": settings, "environment": {}}
-            line = {"status": "finished", "test_accuracy": {}, **end}
-            records.append(RunRecord(None, {**first, "data": data}, (), line))
+            first |= {"data": data, "effective": {"method": METHODS[method].effective({})}}
+            records.append(RunRecord(None, first, (), {"status": "finished", "test_accuracy": {}, **end}))
     (methods,) = summarise(records).values()
     return methods
 
@@ -45,12 +46,7 @@ def test_a_clear_winner_is_named_with_gain_price_and_those_not_distinguishable_f
         "Best: SAM with 81.0 % ± 1.0, 10.0 points over SGD (95 % interval 7.7 to 12.3, 3 seeds), at 2.00 times SGD's "
         "processor time. Not distinguishable from it: ESAM (1.70 times)."
     )
-    assert found.best == ("SAM", "ESAM") and [tile.value for tile in found.tiles] == [
-        "81.0 %",
-        "+10.0 points",
-        "2.00×",
-        "100 %",
-    ]
+    assert found.best == ("SAM", "ESAM")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +68,7 @@ def test_what_cannot_be_told_is_said_so(results, start):
     found = verdict(compared(results))
     assert found.sentence.startswith(start)
     if len(next(iter(results.values()))) == 1:
-        assert "points over" not in found.sentence and not any("+" in tile.value for tile in found.tiles)
+        assert "points over" not in found.sentence
 
 
 def test_one_seed_gives_the_error_of_the_test_set_instead_of_a_gain():
@@ -80,16 +76,10 @@ def test_one_seed_gives_the_error_of_the_test_set_instead_of_a_gain():
     assert "100 test samples alone leave ± 8.6 points" in sentence  # 1.96 sqrt(0.742 * 0.258 / 100)
 
 
-def test_chance_is_the_share_of_the_commonest_class():
-    uneven = {**FACTS, "of_each_class": {"test": [80, 10, 10]}}
-    assert (
-        "80 %, the commonest of 3 classes"
-        in verdict(compared({"base": [0.8, 0.8], "sam": [0.8, 0.81]}, uneven)).sentence
-    )
-
-
-def test_few_test_samples_make_no_chance_of_a_perfect_score():
-    few = {**FACTS, "test": 4}
+def test_chance_is_the_share_of_the_commonest_class_and_never_a_perfect_score_on_few_samples():
+    uneven, few = {**FACTS, "of_each_class": {"test": [80, 10, 10]}}, {**FACTS, "test": 4}
+    found = verdict(compared({"base": [0.8, 0.8], "sam": [0.8, 0.81]}, uneven)).sentence
+    assert "80 %, the commonest of 3 classes" in found
     assert "chance" not in verdict(compared({"base": [1.0, 1.0], "sam": [1.0, 0.75]}, few)).sentence
 
 
@@ -111,11 +101,8 @@ def test_where_the_base_has_fitted_the_others_are_advised_on_their_own_settings(
 def test_a_method_that_is_clearly_behind_is_to_be_tuned_and_a_tuned_one_is_not():
     results = {"base": [0.90, 0.91, 0.92], "sam": [0.80, 0.81, 0.82]}
     (found,) = advice(compared(results))
-    assert (
-        (found.word, found.names) == ("behind", ("SAM",))
-        and "SAM (10.0 points)" in found.line
-        and "--tune" in found.line
-    )
+    assert (found.word, found.names) == ("behind", ("SAM",))
+    assert "SAM (10.0 points)" in found.line and "--tune" in found.line
     trials = [{"rho": rho, "accuracy": 0.9, "loss": None} for rho in (0.05, 0.025)]
     (found,) = advice(compared(results, tuned={"trials": trials, "chosen": {"rho": 0.025}}))
     assert "--tune" not in found.line
@@ -131,9 +118,8 @@ def test_a_method_that_takes_more_time_than_its_passes_count_is_warned_of_with_s
 
 def test_a_run_that_diverged_names_what_to_lower():
     (found,) = advice(compared({"base": [0.9, 0.9], "sam": [{"status": "diverged"}, 0.9]}))
-    assert (
-        found.line.startswith("SAM diverged with 1 of 2 seeds") and "lr (now 0.1)" in found.line and "rho" in found.line
-    )
+    assert found.line.startswith("SAM diverged with 1 of 2 seeds")
+    assert "lr (now 0.1)" in found.line and "rho" in found.line
 
 
 def test_the_terminal_gets_the_verdict_the_table_and_the_advice():

@@ -40,13 +40,13 @@ for name, row in esam.METHODS.items():
 """
 ANALYSIS = """
 import torch
-from esam.analysis import ModelObjective, even_axis, plane, random_plane, sharpness, top_eigenvalues
+from esam.analysis import ModelObjective, even_axis, landscape, random_plane, sharpness, top_eigenvalues
 from esam.analysis.plot import contours
 model = torch.nn.Sequential(torch.nn.Linear(5, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
 objective = ModelObjective(model, [(torch.randn(32, 5), torch.randint(0, 2, (32,)))])
 theta = objective.parameters
 assert sharpness(objective, theta, rho=0.05) > 0 and len(top_eigenvalues(objective, theta, k=2)) == 2
-found = plane(objective, theta, random_plane(theta, seed=0), xs=even_axis(1.0, 3), ys=even_axis(1.0, 3))
+found = landscape([(objective, random_plane(theta, seed=0))], theta, [even_axis(1.0, 3)] * 2)
 assert contours("plane.png", {"SGD": found})[0].exists()
 """
 LIGHTNING = """
@@ -153,7 +153,7 @@ def tried(python: str, packages: Path, wheel: Path, extra: str) -> dict[str, obj
         versions = "import sys, torch; print(sys.version.split()[0], torch.__version__.split('+')[0])"
         found = run("python", "-c", versions, env=kept, cwd=folder).split()
         whole = f"{wheel}[{extra}]" if extra else str(wheel)
-        try:  # torch by its version: torchvision, which a part of the extra analysis asks for, would bring another
+        try:  # torch by its version, so that no part of an extra brings another
             run("pip", "install", "--quiet", whole, f"torch=={found[1]}", env=kept, cwd=folder)
             for job in JOBS[extra]:
                 run("sh", "-c", job, env=kept, cwd=folder)

@@ -1,11 +1,11 @@
 """What does the loss look like around the weights? Takes functions and data, never a trainer; changes nothing.
 
-The Hessian needs curvlinops and the pictures of ``esam.analysis.plot`` need matplotlib: the extra ``analysis``.
+Eigenvalues need scipy and the pictures of ``esam.analysis.plot`` need matplotlib: the extra ``analysis``.
 """
 
 from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
 from .hessian import hessian_trace, spectral_density, top_eigenvalues
-from .landscape import Landscape, even_axis, landscape, plane
+from .landscape import Landscape, even_axis, landscape
 from .objective import ModelObjective, Objective
 from .rounding import rounded, rounded_accuracy
 from .selection import gradient_cosines, losses_along, select
@@ -27,7 +27,6 @@ __all__ = [
     "linearity",
     "losses_along",
     "m_sharpness",
-    "plane",
     "random_plane",
     "rounded",
     "rounded_accuracy",

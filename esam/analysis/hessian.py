@@ -1,19 +1,19 @@
-"""How curved is the loss at theta? The Hessian's spectrum through curvlinops, never the matrix itself."""
+"""How curved is the loss at theta? The Hessian's spectrum by its products with vectors, never the matrix itself."""
 
 from __future__ import annotations
 
 import math
 import statistics
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from .objective import Objective, Parameters, random_stream_kept, repeats, weighted_parts
+from .objective import Objective, Parameters, repeats, weighted_parts
+
+KAPPA, MARGIN = 3.0, 0.05
+"""How wide an eigenvalue is smoothed, and how far beyond the spectrum the density goes (Papyan, 2020, D.2)."""
 
 
 class Estimate(NamedTuple):
@@ -43,138 +43,106 @@ def top_eigenvalues(
     size = sum(p.numel() for p in parameters.values())
     if not 1 <= k <= size:
         raise ValueError(f"k must be in 1..{size}, the number of parameters, got {k!r}")
-    with _operator(objective, parameters) as hessian:
-        if k == size or size <= 3:  # Lanczos finds fewer eigenvalues than there are; so few parameters are dense anyway
-            dense = hessian @ torch.eye(size, dtype=hessian.dtype, device=hessian.device)
-            found: list[float] = torch.linalg.eigvalsh((dense + dense.T) / 2).flip(0)[:k].tolist()
-            return found
-        from scipy.sparse.linalg import eigsh
-
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
-        values = eigsh(hessian.to_scipy(), k=k, which="LA", tol=tolerance, v0=start, return_eigenvectors=False)
-    return sorted((float(value) for value in values), reverse=True)
+    hessian = _Hessian(objective, parameters)
+    if k == size or size <= 3:  # Lanczos finds fewer eigenvalues than there are; so few parameters are dense anyway
+        dense = torch.stack([hessian(column) for column in torch.eye(size, **hessian.like)])
+        found: list[float] = torch.linalg.eigvalsh((dense + dense.T) / 2).flip(0)[:k].tolist()
+        return found
+    return sorted(hessian.extremes(k=k, which="LA", tolerance=tolerance, seed=seed), reverse=True)
 
 
 def hessian_trace(objective: Objective, parameters: Parameters, *, vectors: int = 30, seed: int = 0) -> Estimate:
     """Return the Hessian's trace, Hutchinson's mean over random sign vectors, with its standard error."""
     if vectors < 1:
         raise ValueError(f"vectors must be 1 or more, got {vectors!r}")
-    with _operator(objective, parameters) as hessian, _seeded(seed, parameters):
-        from curvlinops import hutchinson_trace
-
-        # one vector at a time: together they would take that much more memory
-        draws = [float(hutchinson_trace(hessian, num_matvecs=1)) for _ in range(vectors)]
+    hessian = _Hessian(objective, parameters)
+    generator = hessian.generator(seed)
+    signs = (torch.empty(hessian.size, **hessian.like).bernoulli_(0.5, generator=generator) for _ in range(vectors))
+    draws = [float(z @ hessian(z)) for z in (2 * s - 1 for s in signs)]
     error = statistics.stdev(draws) / math.sqrt(vectors) if vectors > 1 else math.nan
     return Estimate(statistics.fmean(draws), error)
 
 
 def spectral_density(
-    objective: Objective,
-    parameters: Parameters,
-    *,
-    lanczos: int = 60,
-    draws: int = 3,
-    points: int = 512,
-    seed: int = 0,
+    objective: Objective, parameters: Parameters, *, lanczos: int = 60, draws: int = 3, points: int = 512, seed: int = 0
 ) -> Density:
     """Return the density of the Hessian's eigenvalues, smoothed, from Lanczos iterations (Papyan, 2020)."""
     size = sum(p.numel() for p in parameters.values())
     if not 2 <= lanczos <= size:
         raise ValueError(f"lanczos must be in 2..{size}, the number of parameters, got {lanczos!r}")
-    with _operator(objective, parameters) as hessian, _seeded(seed, parameters):
-        from curvlinops.papyan2020traces.spectrum import lanczos_approximate_spectrum
-        from scipy.sparse.linalg import eigsh
+    hessian = _Hessian(objective, parameters)
+    low, high = sorted(hessian.extremes(k=2, which="BE", tolerance=1e-2, seed=seed))
+    low, high = low - MARGIN * (high - low), high + MARGIN * (high - low)
+    grid = torch.linspace(low, high, points, dtype=torch.float64)
+    width = (high - low) / (lanczos - 1) / math.sqrt(8 * math.log(KAPPA))
+    generator, density = hessian.generator(seed), torch.zeros_like(grid)
+    for _ in range(draws):
+        nodes, vectors = torch.linalg.eigh(_tridiagonal(hessian, lanczos, generator))
+        bumps = torch.exp(-(((grid - nodes[:, None]) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
+        density += (vectors[0, :, None] ** 2 * bumps).sum(0) / draws
+    return Density(grid, density)
 
-        generator = torch.Generator().manual_seed(seed)
-        start = torch.randn(size, generator=generator, dtype=torch.float64).numpy()
-        ends = eigsh(hessian.to_scipy(), k=2, which="BE", tol=1e-2, v0=start, return_eigenvectors=False)
-        eigenvalues, density = lanczos_approximate_spectrum(
-            hessian, lanczos, num_points=points, num_repeats=draws, boundaries=(float(min(ends)), float(max(ends)))
-        )
-    return Density(eigenvalues.double().cpu(), density.double().cpu())
 
-
-class _Values(nn.Module):
-    """An objective as curvlinops takes it: a module with the parameters, whose input is the number of a part."""
+class _Hessian:
+    """The Hessian by its products with vectors, each of two backward passes a batch."""
 
     def __init__(self, objective: Objective, parameters: Parameters) -> None:
-        super().__init__()
-        self.names = list(parameters)
-        self.values = nn.ParameterList([nn.Parameter(p.detach().clone()) for p in parameters.values()])
+        with sdpa_kernel(SDPBackend.MATH):
+            repeats(objective, parameters)
         self.parts = weighted_parts(objective)  # batch by batch: no more memory than one batch takes
+        self.theta = {name: p.detach().clone().requires_grad_() for name, p in parameters.items()}
+        first = next(iter(self.theta.values()))
+        self.like: dict[str, Any] = {"dtype": first.dtype, "device": first.device}
+        self.size = sum(p.numel() for p in self.theta.values())
 
-    def forward(self, number: Tensor) -> Tensor:
-        part, share = self.parts[int(number)]
-        return share * part(dict(zip(self.names, self.values, strict=True)))
+    def __call__(self, vector: Tensor) -> Tensor:
+        """Return the product with a vector of all parameters, flattened in their order."""
+        weights = list(self.theta.values())
+        sizes = [p.numel() for p in weights]
+        pieces = [v.view_as(p) for v, p in zip(torch.split(vector, sizes), weights, strict=True)]
+        product = torch.zeros_like(vector)
+        with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # the one form that has a second derivative
+            for part, share in self.parts:
+                gradient = torch.autograd.grad(share * part(self.theta), weights, create_graph=True, allow_unused=True)
+                # what the loss does not use, or uses linearly, has no second derivative
+                curved = [(g, v) for g, v in zip(gradient, pieces, strict=True) if g is not None and g.requires_grad]
+                if curved:
+                    gs, vs = zip(*curved, strict=True)
+                    second = torch.autograd.grad(gs, weights, vs, materialize_grads=True)
+                    product += torch.cat([s.flatten() for s in second])
+        return product
 
+    def generator(self, seed: int) -> torch.Generator:
+        """Return a generator where the parameters are; the global stream is left alone."""
+        return torch.Generator(self.like["device"]).manual_seed(seed)
 
-class _Itself(nn.Module):
-    """The loss of a prediction that is a loss already; parts are summed."""
+    def extremes(self, *, k: int, which: str, tolerance: float, seed: int) -> list[float]:
+        """Return eigenvalues from one end of the spectrum, or from both."""
+        try:
+            from scipy.sparse.linalg import LinearOperator, eigsh
+        except ImportError as error:
+            raise ImportError(f"eigenvalues need scipy ({error}); run: pip install torch-esam[analysis]") from error
 
-    reduction = "sum"
+        def product(vector: Any) -> Any:
+            return self(torch.as_tensor(vector, **self.like).flatten()).double().cpu().numpy()
 
-    def forward(self, prediction: Tensor, _: Tensor) -> Tensor:
-        return prediction
-
-
-@contextmanager
-def _operator(objective: Objective, parameters: Parameters) -> Iterator[Any]:
-    """Give the Hessian as curvlinops' linear operator; attention in the one form that has a second derivative."""
-    curvlinops = _curvlinops()
-    with sdpa_kernel(SDPBackend.MATH):
-        repeats(objective, parameters)
-        module = _Values(objective, parameters)
-        data = [(torch.tensor([number]), torch.zeros(1)) for number in range(len(module.parts))]
-        yield _double_backward(curvlinops)(
-            module, _Itself(), list(module.values), data, check_deterministic=False, num_data=len(data)
-        )
-
-
-def _double_backward(curvlinops: Any) -> Any:
-    """Return curvlinops' Hessian with products by two backward passes.
-
-    Its own take a forward-mode derivative of a backward pass, which GroupNorm and others do not have.
-    """
-
-    class Hessian(curvlinops.HessianLinearOperator):  # type: ignore[misc]
-        def _matmat_batch(self, X: Tensor, y: Tensor, M: list[Tensor]) -> list[Tensor]:
-            with torch.enable_grad():
-                loss = self._model_func(X)
-                found = torch.autograd.grad(loss, self._params, create_graph=True, allow_unused=True)
-            # what the loss does not use, or uses linearly, has no second derivative
-            curved = [n for n, g in enumerate(found) if g is not None and g.requires_grad]
-            if not curved:
-                return [torch.zeros_like(m) for m in M]
-            columns = []
-            for column in range(M[0].shape[-1]):
-                vector = [m[..., column] for m in M]
-                second = torch.autograd.grad(
-                    [found[n] for n in curved],
-                    self._params,
-                    [vector[n] for n in curved],
-                    retain_graph=True,
-                    allow_unused=True,
-                )
-                columns.append([torch.zeros_like(v) if s is None else s for s, v in zip(second, vector, strict=True)])
-            return [torch.stack(parts, dim=-1) for parts in zip(*columns, strict=True)]
-
-    return Hessian
+        start = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
+        hessian = LinearOperator((self.size, self.size), matvec=product, dtype="float64")
+        found = eigsh(hessian, k=k, which=which, tol=tolerance, v0=start, return_eigenvectors=False)
+        return [float(value) for value in found]
 
 
-def _curvlinops() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of a dependency, when it is first imported
-            import curvlinops
-    except ImportError as error:
-        raise ImportError(f"the Hessian needs curvlinops ({error}); run: pip install torch-esam[analysis]") from error
-    return curvlinops
-
-
-@contextmanager
-def _seeded(seed: int, parameters: Parameters) -> Iterator[None]:
-    """Let curvlinops draw from torch's global stream as if it began at the seed; it goes on afterwards as it was."""
-    with random_stream_kept(parameters.values()):
-        torch.manual_seed(seed)
-        yield
+def _tridiagonal(hessian: _Hessian, steps: int, generator: torch.Generator) -> Tensor:
+    """Return the matrix of Lanczos iterations from a random vector, without reorthogonalisation."""
+    v = torch.randn(hessian.size, generator=generator, **hessian.like)
+    v, before, beta = v / v.norm(), torch.zeros_like(v), v.new_zeros(())
+    alphas, betas = [], []
+    for _ in range(steps):
+        following = hessian(v) - beta * before
+        alphas.append(following @ v)
+        following -= alphas[-1] * v
+        beta = following.norm()
+        betas.append(beta)
+        v, before = following / beta, v
+    diagonal, beside = torch.stack(alphas).double().cpu(), torch.stack(betas[:-1]).double().cpu()
+    return torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)

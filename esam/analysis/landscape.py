@@ -21,6 +21,8 @@ from .objective import Objective, Parameters, moved, repeats, same_answer
 
 Group = tuple[Objective, Sequence[Parameters]]
 """An objective and the directions of the axes; a landscape may be averaged over several."""
+Losses = list[list[float | None]]
+"""For each group those of the grid's points; None: not evaluated yet."""
 OnProgress = Callable[[int, int], None]
 """(points done, points in all)."""
 
@@ -46,18 +48,6 @@ class Landscape:
         """Return axes and groups as plain JSON values; what is not finite as null."""
         groups = [[value if math.isfinite(value) else None for value in row] for row in self.losses.flatten(1).tolist()]
         return {"axes": [list(axis) for axis in self.axes], "groups": groups}
-
-
-def plane(
-    objective: Objective,
-    parameters: Parameters,
-    directions: tuple[Parameters, Parameters],
-    *,
-    xs: Sequence[float],
-    ys: Sequence[float],
-) -> Landscape:
-    """Return the loss at theta + x * directions[0] + y * directions[1]; ``losses[0, i, j]`` belongs to xs[i], ys[j]."""
-    return landscape([(objective, directions)], parameters, [xs, ys])
 
 
 def even_axis(reach: float, n: int) -> list[float]:
@@ -88,83 +78,64 @@ def landscape(
     axes = [[float(c) for c in axis] for axis in axes]
     _check(groups, parameters, axes)
     points = list(itertools.product(*axes))
+    file = None if path is None else Path(path)
+    known: dict[str, Any] = {"kind": "landscape", "format": FORMAT, "fingerprint": _digest(groups, parameters, axes)}
     at_theta = [repeats(objective, parameters) for objective, _ in groups]
-    work = _Work(path, _fingerprint(groups, parameters, axes), at_theta, len(points))
+    losses = _read(file, known, at_theta, len(points))
+    saved = time.monotonic()
     try:
-        for number, ((objective, directions), losses) in enumerate(zip(groups, work.losses, strict=True)):
+        for number, (objective, directions) in enumerate(groups):
             for index, point in enumerate(points):
-                if losses[index] is None:
-                    losses[index] = _loss_at(objective, parameters, directions, point)
-                    work.save_now_and_then()
+                if losses[number][index] is None:
+                    losses[number][index] = _loss_at(objective, parameters, directions, point)
+                    if file is not None and time.monotonic() - saved > SAVE_SECONDS:
+                        _write(file, known, at_theta, losses)
+                        saved = time.monotonic()
                     if progress is not None:
                         progress(number * len(points) + index + 1, len(groups) * len(points))
     finally:
-        work.save()
-    shape = (len(groups), *(len(axis) for axis in axes))
-    found = torch.tensor(work.losses, dtype=torch.float64).reshape(shape)
-    return Landscape(tuple(tuple(axis) for axis in axes), found)
+        if file is not None:
+            _write(file, known, at_theta, losses)
+    found = torch.tensor(losses, dtype=torch.float64).reshape(len(groups), *map(len, axes))
+    return Landscape(tuple(map(tuple, axes)), found)
 
 
 @torch.no_grad()
 def _loss_at(
     objective: Objective, theta: Parameters, directions: Sequence[Parameters], coefficients: Sequence[float]
 ) -> float:
-    """Return the loss at theta + sum_k coefficients[k] * directions[k]."""
     for direction, c in zip(directions, coefficients, strict=True):
         theta = moved(theta, direction, c)
     return float(objective(theta))
 
 
-class _Work:
-    """The losses found so far, and their file."""
+def _write(file: Path, known: dict[str, Any], at_theta: list[float], losses: Losses) -> None:
+    def plain(row: Sequence[float | None]) -> list[float | str | None]:
+        # JSON has no NaN or infinity, and null means not done yet
+        return [value if value is None or math.isfinite(value) else repr(value) for value in row]
 
-    def __init__(self, path: str | Path | None, fingerprint: str, at_theta: list[float], count: int) -> None:
-        self.path = None if path is None else Path(path)
-        self.fingerprint, self.at_theta = fingerprint, at_theta
-        self.losses: list[list[float | None]] = [[None] * count for _ in at_theta]
-        self.saved = time.monotonic()
-        if self.path is not None and self.path.exists():
-            self._load(self.path)
-
-    def save_now_and_then(self) -> None:
-        if time.monotonic() - self.saved > SAVE_SECONDS:
-            self.save()
-
-    def save(self) -> None:
-        if self.path is None:
-            return
-        written = {
-            "kind": "landscape",
-            "format": FORMAT,
-            "fingerprint": self.fingerprint,
-            "at theta": [_number(value) for value in self.at_theta],
-            "losses": [[_number(value) for value in row] for row in self.losses],
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path, json.dumps(written, allow_nan=False).encode() + b"\n")
-        self.saved = time.monotonic()
-
-    def _load(self, path: Path) -> None:
-        try:
-            read = json.loads(path.read_bytes())
-            known = (read["kind"], read["format"]) == ("landscape", FORMAT)
-            losses = [[None if value is None else float(value) for value in row] for row in read["losses"]]
-            at_theta = [float(value) for value in read["at theta"]]
-            fingerprint = read["fingerprint"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{path} holds no landscape ({error}); delete it, or choose another file") from error
-        same = known and fingerprint == self.fingerprint and list(map(len, losses)) == list(map(len, self.losses))
-        if not same or not all(map(same_answer, at_theta, self.at_theta)):
-            raise ValueError(
-                f"{path} holds another landscape: its weights, directions, axes or data differ; "
-                "delete it, or choose another file"
-            )
-        self.losses = losses
+    file.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps({**known, "at theta": plain(at_theta), "losses": [*map(plain, losses)]}, allow_nan=False)
+    write_atomically(file, text.encode() + b"\n")
 
 
-def _number(value: float | None) -> float | str | None:
-    # JSON has no NaN or infinity, and null means not done yet
-    return value if value is None or math.isfinite(value) else repr(value)
+def _read(file: Path | None, known: dict[str, Any], at_theta: list[float], points: int) -> Losses:
+    """Return what an interrupted call has left, if one has; refuse a file of another landscape."""
+    if file is None or not file.exists():
+        return [[None for _ in range(points)] for _ in at_theta]
+    try:
+        read = json.loads(file.read_bytes())
+        losses = [[None if value is None else float(value) for value in row] for row in read["losses"]]
+        before = [float(value) for value in read["at theta"]]
+        same = all(read[key] == value for key, value in known.items())
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{file} holds no landscape ({error}); delete it, or choose another file") from error
+    if not same or not all(map(same_answer, before, at_theta)):
+        raise ValueError(
+            f"{file} holds another landscape: its weights, directions, axes or data differ; "
+            "delete it, or choose another file"
+        )
+    return losses
 
 
 def _check(groups: Sequence[Group], parameters: Parameters, axes: Sequence[Sequence[float]]) -> None:
@@ -180,7 +151,7 @@ def _check(groups: Sequence[Group], parameters: Parameters, axes: Sequence[Seque
                 raise ValueError(f"the direction's {name!r} does not fit the parameters; use their names and shapes")
 
 
-def _fingerprint(groups: Sequence[Group], parameters: Parameters, axes: Sequence[Sequence[float]]) -> str:
+def _digest(groups: Sequence[Group], parameters: Parameters, axes: Sequence[Sequence[float]]) -> str:
     digest = hashlib.sha256(json.dumps(axes).encode())
     for tensors in (parameters, *(direction for _, directions in groups for direction in directions)):
         for name, tensor in tensors.items():

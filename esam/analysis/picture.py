@@ -12,7 +12,6 @@ from typing import Any
 
 from esam.files import write_atomically
 
-Target = str | Path | io.BytesIO
 METADATA: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
 """By the endings that a picture may have: whatever would tell when it was drawn is left out."""
 INK = "#39424d"
@@ -38,38 +37,27 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def write_picture(path: Target, draw: Callable[[Any], None], *, width: float, height: float) -> list[Path]:
+def write_picture(path: str | Path, draw: Callable[[Any], None], *, width: float, height: float) -> list[Path]:
     """Draw on a figure of this size in inches and return the files, each written whole or not at all.
 
-    The path's ending decides the format; without one there are two files, .svg and .png. An open binary file gets SVG.
+    The path's ending decides the format; without one there are two files, .svg and .png.
     """
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"pictures need matplotlib ({error}); run: pip install torch-esam[analysis]") from error
-    targets = [] if isinstance(path, io.BytesIO) else _targets(Path(path))
+    path = Path(path)
+    ending = path.suffix.removeprefix(".").lower()
+    if ending and ending not in METADATA and not ending.isdigit():  # digits: of a name such as beta-0.5
+        raise ValueError(f"a picture ends in .{', .'.join(METADATA)}, got {path.name!r}")
+    files = {ending: path} if ending in METADATA else {e: path.with_name(f"{path.name}.{e}") for e in ("svg", "png")}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         draw(figure)
-        if isinstance(path, io.BytesIO):
-            figure.savefig(path, format="svg", metadata=METADATA["svg"], facecolor="white")
-        for target in targets:
-            buffer, kind = io.BytesIO(), _ending(target)
+        for kind, file in files.items():
+            buffer = io.BytesIO()
             figure.savefig(buffer, format=kind, dpi=200, metadata=METADATA[kind], facecolor="white")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(target, buffer.getvalue())
-    return targets
-
-
-def _targets(path: Path) -> list[Path]:
-    ending = _ending(path)
-    if ending in METADATA:
-        return [path]
-    if ending and not ending.isdigit():  # digits: of a name such as beta-0.5
-        raise ValueError(f"a picture ends in .{', .'.join(METADATA)}, got {path.name!r}")
-    return [path.with_name(f"{path.name}.{kind}") for kind in ("svg", "png")]
-
-
-def _ending(path: Path) -> str:
-    return path.suffix.removeprefix(".").lower()
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(file, buffer.getvalue())
+    return list(files.values())

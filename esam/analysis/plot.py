@@ -17,7 +17,7 @@ from esam.optim import METHODS
 from esam.styles import styles
 
 from .landscape import Landscape
-from .picture import Target, write_picture
+from .picture import write_picture
 
 Numbers = Sequence[float]
 
@@ -37,13 +37,7 @@ class Curve(NamedTuple):
 
 
 def curves(
-    path: Target,
-    drawn: Mapping[str, Curve],
-    *,
-    x_label: str,
-    y_label: str,
-    title: str = "",
-    log_y: bool = False,
+    path: str | Path, drawn: Mapping[str, Curve], *, x_label: str, y_label: str, title: str = "", log_y: bool = False
 ) -> list[Path]:
     """Draw lines against a common axis."""
     colour_of = _colours(drawn)
@@ -65,23 +59,32 @@ def curves(
     return write_picture(path, draw, width=5.2, height=3.4)
 
 
-def lines(path: Target, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
+def lines(path: str | Path, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
     """Draw landscapes on a line: the mean over groups, with the groups' standard deviation around it."""
     drawn = {}
     for name, found in landscapes.items():
-        _check_axes(name, found, 1)
+        if len(found.axes) != 1:
+            raise ValueError(f"the landscape of {name!r} is a plane: draw it with contours")
         spread = found.losses.std(0).tolist() if len(found.losses) > 1 else None
         drawn[name] = Curve(found.axes[0], found.mean.tolist(), spread)
     return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title)
 
 
-def contours(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
+def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path]:
     """Draw landscapes on a plane side by side, with the same levels in all: closer lines mean a sharper minimum.
 
-    The cross marks theta.
+    The cross marks theta; losses that are not finite are left blank.
     """
-    colour_of, fields = _colours(landscapes), _fields(landscapes)
-    low, high = _span(fields.values())
+    for name, found in landscapes.items():
+        if len(found.axes) != 2:
+            raise ValueError(f"the landscape of {name!r} is a line: draw it with lines")
+    colour_of = _colours(landscapes)
+    fields = {name: torch.where(one.mean.isfinite(), one.mean, math.nan) for name, one in landscapes.items()}
+    finite = torch.cat([field[field.isfinite()] for field in fields.values()])
+    if not len(finite):
+        raise ValueError("there is nothing to draw: no loss is finite; choose a smaller reach")
+    low, high = float(finite.min()), float(finite.max())
+    high = high if high > low else low + max(abs(low), 1.0) * 1e-3  # a flat plane can be drawn
     steep = low > 0 and high / low > STEEP
     shares = [i / (LEVELS - 1) for i in range(LEVELS)]
     levels = [low * (high / low) ** share if steep else low + (high - low) * share for share in shares]
@@ -93,9 +96,9 @@ def contours(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
         norm = (LogNorm if steep else Normalize)(low, high)
         panels = figure.subplots(1, len(fields), squeeze=False, sharex=True, sharey=True)[0]
         for axes, (name, field) in zip(panels, fields.items(), strict=True):
-            xs, ys = landscapes[name].axes
-            shades = axes.contourf(xs, ys, field.T, cmap=MAP, levels=levels, norm=norm)
-            axes.contour(xs, ys, field.T, levels=levels[::2], norm=norm, colors="white", linewidths=0.5)
+            (xs, ys), losses = landscapes[name].axes, field.T.numpy()
+            shades = axes.contourf(xs, ys, losses, cmap=MAP, levels=levels, norm=norm)
+            axes.contour(xs, ys, losses, levels=levels[::2], norm=norm, colors="white", linewidths=0.5)
             axes.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.4)
             alike = math.isclose(max(xs) - min(xs), max(ys) - min(ys))
             axes.set(xlabel="first direction", aspect="equal" if alike else "auto")
@@ -109,30 +112,6 @@ def contours(path: Target, landscapes: Mapping[str, Landscape]) -> list[Path]:
         bar.outline.set_visible(False)
 
     return write_picture(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)
-
-
-def _fields(landscapes: Mapping[str, Landscape]) -> dict[str, Any]:
-    """Return the mean losses on each plane as an array; what is not finite is left blank."""
-    fields = {}
-    for name, found in landscapes.items():
-        _check_axes(name, found, 2)
-        fields[name] = torch.where(found.mean.isfinite(), found.mean, math.nan).numpy()
-    return fields
-
-
-def _span(fields: Iterable[Any]) -> tuple[float, float]:
-    """Return the lowest and the highest loss of all; never the same number, so that a flat plane can be drawn."""
-    finite = [float(value) for field in fields for value in field.ravel() if math.isfinite(value)]
-    if not finite:
-        raise ValueError("there is nothing to draw: no loss is finite; choose a smaller reach")
-    low, high = min(finite), max(finite)
-    return low, high if high > low else low + max(abs(low), 1.0) * 1e-3
-
-
-def _check_axes(name: str, found: Landscape, count: int) -> None:
-    if len(found.axes) != count:
-        kind = {1: "a line: draw it with lines", 2: "a plane: draw it with contours or surfaces"}[len(found.axes)]
-        raise ValueError(f"the landscape of {name!r} is {kind}")
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:

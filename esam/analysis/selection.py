@@ -27,41 +27,21 @@ class Selection:
     """Of each sample at theta."""
     perturbed_losses: Tensor
     """Of each sample at theta + eps."""
-    plus: Tensor
-    """The samples of B+, as indices in ascending order."""
-    minus: Tensor
-    random: Tensor
+    rows: dict[str, Tensor]
+    """The samples of "all", "plus", "minus" and "random", as indices in ascending order."""
     eps: Direction
-
-    def rows(self, which: str) -> Tensor:
-        """Return the samples of a set."""
-        sets = {"all": torch.arange(len(self.losses)), "plus": self.plus, "minus": self.minus, "random": self.random}
-        if which not in sets:
-            raise ValueError(f"a set is one of {', '.join(sets)}, got {which!r}")
-        return sets[which]
 
     def sets(self) -> dict[str, dict[str, float]]:
         """Return the count of each set, its mean losses at theta and at theta + eps, and R, their difference."""
         found = {}
-        for which in ("all", "plus", "minus", "random"):
-            rows = self.rows(which)
+        for which, rows in self.rows.items():
             loss, perturbed = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
-            found[which] = {
-                "count": len(rows),
-                "loss": loss,
-                "perturbed_loss": perturbed,
-                "rise": perturbed - loss,
-            }
+            found[which] = {"count": len(rows), "loss": loss, "perturbed_loss": perturbed, "rise": perturbed - loss}
         return found
 
 
 def select(
-    objective: ModelObjective,
-    parameters: Parameters,
-    *,
-    gamma: float = 0.5,
-    rho: float = 0.05,
-    seed: int = 0,
+    objective: ModelObjective, parameters: Parameters, *, gamma: float = 0.5, rho: float = 0.05, seed: int = 0
 ) -> Selection:
     """Take a batch apart as SDS does, by SAM's eps of radius ``rho``. ``seed`` draws B_rand."""
     checked_share("gamma", gamma)
@@ -70,13 +50,14 @@ def select(
     eps = sam_eps(gradient, rho)
     with torch.no_grad():
         losses, perturbed = objective.losses(parameters), objective.losses(moved(parameters, eps))
+    everything = torch.arange(len(losses))
     plus = keep_highest(perturbed - losses, gamma).cpu()
-    kept = torch.zeros(len(losses), dtype=torch.bool).index_fill(0, plus, True)
-    minus = (~kept).nonzero().flatten()
+    minus = everything[~torch.isin(everything, plus)]
     if not len(minus):
         raise ValueError(f"no sample of {objective.count} is left for B- at gamma = {gamma}; choose a smaller gamma")
-    draws = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))
-    return Selection(losses.cpu(), perturbed.cpu(), plus, minus, draws[: len(plus)].sort().values, eps)
+    random = torch.randperm(len(losses), generator=torch.Generator().manual_seed(seed))[: len(plus)].sort().values
+    rows = {"all": everything, "plus": plus, "minus": minus, "random": random}
+    return Selection(losses.cpu(), perturbed.cpu(), rows, eps)
 
 
 def gradient_cosines(objective: ModelObjective, parameters: Parameters, selection: Selection) -> dict[str, float]:
@@ -84,7 +65,7 @@ def gradient_cosines(objective: ModelObjective, parameters: Parameters, selectio
     there = moved(parameters, selection.eps)
     _, all_samples = value_and_gradient(objective, there)
     return {
-        which: cosine_similarity(value_and_gradient(objective.only(selection.rows(which)), there)[1], all_samples)
+        which: cosine_similarity(value_and_gradient(objective.only(selection.rows[which]), there)[1], all_samples)
         for which in ("plus", "minus", "random")
     }
 
@@ -98,5 +79,5 @@ def losses_along(
         for t in ts:
             losses = objective.losses(moved(parameters, selection.eps, float(t))).cpu().double()
             for which, curve in curves.items():
-                curve.append(float(losses[selection.rows(which)].mean()))
+                curve.append(float(losses[selection.rows[which]].mean()))
     return curves

@@ -72,7 +72,7 @@ def analyze(arguments: list[str]) -> None:
         if options.landscape or options.line or options.density:
             require("matplotlib", purpose="drawing pictures")
     if options.eigenvalues or options.density:
-        require("curvlinops", "scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
+        require("scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
     run = load_run(options.run, device=options.device)
     objective = run.objective(images=options.images, batch_size=options.batch_size)
     device = str(next(run.model.parameters()).device)

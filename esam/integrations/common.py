@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from esam.optim import SharpnessAware
 from esam.optim.buffers import kept_buffers
-from esam.optim.indexing import Dims
 
 _FOLLOWED: WeakSet[SharpnessAware] = WeakSet()
 """Optimizers whose model has been looked for behind the trainer's wrappers."""
@@ -41,19 +40,12 @@ def prepared(optimizer: Any, prepare: str, kind: str, own_backward: tuple[str, .
 
 
 def take_passes(
-    optimizer: SharpnessAware,
-    loss_of: Callable[..., Any],
-    batch: tuple[Any, ...],
-    *,
-    last: bool,
-    scaler: Any,
-    batch_size: int | None,
-    dim: Dims,
+    optimizer: SharpnessAware, loss_of: Callable[..., Any], batch: tuple[Any, ...], *, last: bool, **options: Any
 ) -> Tensor:
     """Take the passes of one micro-batch, and with the last the gradient of the step; return its mean loss."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _follow_replicas(optimizer, lambda: loss_of(*batch) if batch else loss_of(slice(None)))
-    losses = optimizer.accumulate(loss_of, *batch, scaler=scaler, batch_size=batch_size, dim=dim)
+    losses = optimizer.accumulate(loss_of, *batch, **options)
     if last:
         optimizer.gradient()
     mean: Tensor = (losses[0] if isinstance(losses, tuple) else losses).mean()

@@ -29,21 +29,13 @@ try:
 except ImportError as error:
     raise ImportError("esam.integrations.fabric needs lightning: pip install torch-esam[lightning]") from error
 
-from esam.optim.indexing import Dims
-
 from .common import prepared, take_passes
 
 _OWN_BACKWARD = ("DeepSpeedStrategy", "XLAStrategy", "XLAFSDPStrategy")
 
 
 def backward(
-    fabric: Any,
-    optimizer: Any,
-    loss_of: Callable[..., Any],
-    *batch: Any,
-    last: bool = True,
-    batch_size: int | None = None,
-    dim: Dims = 0,
+    fabric: Any, optimizer: Any, loss_of: Callable[..., Any], *batch: Any, last: bool = True, **options: Any
 ) -> Tensor:
     """Take the passes of one micro-batch and return its mean loss, detached; ``.grad`` is final with the last of them.
 
@@ -52,7 +44,7 @@ def backward(
     Args:
         fabric: A ``lightning.Fabric``; it has the precision and the strategy.
         optimizer: One of esam's, set up by Fabric.
-        loss_of, batch, batch_size, dim: As for ``accumulate``; the function runs the model that Fabric set up.
+        loss_of, batch, options: As for ``accumulate``; the function runs the model that Fabric set up.
         last: Whether this is the last micro-batch of the step; False where a loop accumulates.
     """
     ours = prepared(optimizer, "fabric.setup", type(fabric.strategy).__name__, _OWN_BACKWARD)
@@ -64,6 +56,6 @@ def backward(
         )
     wrappers._in_fabric_backward = True  # its modules refuse any backward but fabric.backward, which takes one pass
     try:
-        return take_passes(ours, loss_of, batch, last=last, scaler=scaler, batch_size=batch_size, dim=dim)
+        return take_passes(ours, loss_of, batch, last=last, scaler=scaler, **options)
     finally:
         wrappers._in_fabric_backward = False

@@ -115,9 +115,8 @@ class SharpnessAwareTrainer(Trainer):  # type: ignore[misc]
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Collect the micro-batches of a step, and count their samples."""
         batches, items = super().get_batch_samples(*args, **kwargs)
-        sizes = [size_of(self._samples_of(batch)) for batch in batches]
-        known = [size for size in sizes if size is not None]
-        self._window = sum(known) if len(known) == len(sizes) else None
+        sizes = [self._count(batch) for batch in batches]
+        self._window = None if None in sizes else sum(size for size in sizes if size is not None)
         return batches, items
 
     def training_step(
@@ -127,16 +126,15 @@ class SharpnessAwareTrainer(Trainer):  # type: ignore[misc]
         optimizer = self._checked_optimizer(model)
         model.train()
         rows = self._prepare_inputs(inputs)
-        samples = self._samples_of(rows)
-        size = size_of(samples)
+        size = self._count(rows)
         share = 1 / getattr(self, "current_gradient_accumulation_steps", 1)
         if size is not None and self._window is not None:
             share = size / self._window
 
         def loss_of(part: Any) -> Tensor:
-            count = size_of(part)
+            count = self._count(part)
             kept = share if size is None or count is None else share * count / size
-            part = {**part} if samples is rows else _rows_of_pairs(part)  # a copy: compute_loss may pop the labels
+            part = {**part}  # a copy: compute_loss may pop the labels
             with self.compute_loss_context_manager(), nullcontext() if optimizer.first_pass else _uncounted(self):
                 if optimizer.needs_losses:
                     return self.sample_losses(model, part)
@@ -145,16 +143,25 @@ class SharpnessAwareTrainer(Trainer):  # type: ignore[misc]
                 loss: Tensor = self.compute_loss(model, part, num_items_in_batch=items)
                 return loss
 
-        losses = optimizer.accumulate(loss_of, samples, scaler=self.accelerator.scaler)
+        def loss_of_pairs(keep: slice | Tensor) -> Tensor:
+            return loss_of(_pairs(rows, keep))
+
+        scaler = self.accelerator.scaler
+        if self._is_paired(rows):
+            losses = optimizer.accumulate(loss_of_pairs, batch_size=size, scaler=scaler)
+        else:
+            losses = optimizer.accumulate(loss_of, rows, scaler=scaler)
         if self.accelerator.sync_gradients:
             optimizer.gradient()
         loss: Tensor = losses.mean() * share
         return loss
 
-    def _samples_of(self, batch: Any) -> Any:
-        """Return a batch with one row a sample: rows that belong together become one, of shape (2, ...)."""
-        names = {kind.__name__ for kind in type(self).__mro__}
-        return _pairs_of_rows(batch) if names & _PAIRING and "input_ids" in batch else batch
+    def _is_paired(self, batch: Any) -> bool:
+        """Tell whether a batch is [chosen; rejected]."""
+        return bool({kind.__name__ for kind in type(self).__mro__} & _PAIRING) and "input_ids" in batch
+
+    def _count(self, batch: Any) -> int | None:
+        return len(batch["input_ids"]) // 2 if self._is_paired(batch) else size_of(batch)
 
     def _checked_optimizer(self, model: nn.Module) -> SharpnessAware:
         """Return our optimizer, with the model as it is wrapped now."""
@@ -185,31 +192,21 @@ def _uncounted(trainer: Trainer) -> Iterator[None]:
         vars(trainer).update(before)
 
 
-def _pairs_of_rows(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return [chosen; rejected], of 2 B rows, as B pairs: shape (B, 2, ...); what has B rows stays as it is."""
-    rows = len(batch["input_ids"])
+def _pairs(batch: Mapping[str, Any], keep: slice | Tensor) -> dict[str, Any]:
+    """Return some pairs of [chosen; rejected], both rows of each; what has one row a pair is taken along.
 
-    def paired(value: Any) -> Any:
-        stacked = isinstance(value, Tensor) and value.dim() > 0 and len(value) == rows
-        return value.unflatten(0, (2, rows // 2)).transpose(0, 1) if stacked else value
-
-    return {name: paired(value) for name, value in batch.items()}
-
-
-def _rows_of_pairs(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Return pairs as [chosen; rejected] again.
-
-    >>> batch = {"input_ids": torch.arange(6), "margin": torch.ones(3)}
-    >>> _rows_of_pairs(_pairs_of_rows(batch))
-    {'input_ids': tensor([0, 1, 2, 3, 4, 5]), 'margin': tensor([1., 1., 1.])}
+    >>> _pairs({"input_ids": torch.arange(6), "margin": torch.ones(3)}, torch.tensor([0, 2]))
+    {'input_ids': tensor([0, 2, 3, 5]), 'margin': tensor([1., 1.])}
     """
-    size = len(batch["input_ids"])
+    count = len(batch["input_ids"]) // 2
+    pairs = torch.arange(count)[keep]
+    indices = {count: pairs, 2 * count: torch.cat([pairs, pairs + count])}
 
-    def stacked(value: Any) -> Any:
-        paired = isinstance(value, Tensor) and value.shape[:2] == (size, 2)
-        return value.transpose(0, 1).flatten(0, 1) if paired else value
+    def taken(value: Any) -> Any:
+        has_rows = isinstance(value, Tensor) and value.dim() > 0 and len(value) in indices
+        return value[indices[len(value)].to(value.device)] if has_rows else value
 
-    return {name: stacked(value) for name, value in batch.items()}
+    return {name: taken(value) for name, value in batch.items()}
 
 
 def losses_of(logits: Tensor, labels: Tensor, *, shifted: bool = False, several: bool = False) -> Tensor:

@@ -15,14 +15,13 @@ Trainer(callbacks=[SharpnessAware()]).fit(Net(), loader)
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 try:
@@ -43,10 +42,9 @@ class SharpnessAware(Callback):
     schedulers, checkpoints and ``global_step`` are the trainer's own. An accumulated batch is one step on the union of
     its micro-batches, also where an epoch ends inside of it.
 
-    ``training_step`` runs once for each pass. What it logs, and the metrics that it updates, count in the first alone.
-    A ranking that reads single losses (ESAM's by default) needs ``sample_losses(batch, keep)`` on the module as well:
-    one loss for each sample at ``keep``; ``training_step`` returns the mean of
-    ``self.sample_losses(batch, slice(None))``.
+    ``training_step`` runs once for each pass, on the samples of that pass. What it logs, and the metrics that it
+    updates, count in the first alone. A ranking that reads single losses (ESAM's by default) needs them as well:
+    ``return {"loss": losses.mean(), "losses": losses}``.
     """
 
     def __init__(self) -> None:
@@ -79,17 +77,6 @@ class SharpnessAware(Callback):
         """Give the loop its own closure back."""
         self._undo.close()
 
-    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Warn of a checkpoint that knows nothing of the method."""
-        states = checkpoint.get("optimizer_states", [])
-        ours = [key for state in states for group in state["param_groups"] for key in group]
-        if states and not any(str(key).startswith("sharpness_aware_") for key in ours):
-            warnings.warn(
-                "this checkpoint was saved by the base optimizer alone: the method's own state (its generator, what it "
-                "remembers) begins anew, so the run is not the one that would have gone on",
-                stacklevel=2,
-            )
-
 
 class _PassesClosure(Closure):
     """What the trainer calls once a micro-batch: its first pass, and with the last one the gradient of the step."""
@@ -111,35 +98,19 @@ class _PassesClosure(Closure):
             call._call_callback_hooks(trainer, "on_after_backward")
             call._call_lightning_module_hook(trainer, "on_after_backward")
         output = self._outputs[-1]
-        extra = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, Mapping) else {}
+        named = output if isinstance(output, Mapping) else {}
         loss = _loss_of(output).detach() if len(self._outputs) == 1 else losses.mean()
+        extra = {name: value for name, value in named.items() if name not in ("loss", "losses")}
         return ClosureResult(loss / trainer.accumulate_grad_batches, extra=extra)
 
     def _run(self, batch: Any) -> Tensor:
         """Run a batch, or some samples of it, as the trainer would."""
-        ranks = self._optimizer.needs_losses
-        if not self._optimizer.first_pass:
-            with _quiet(self._module):
-                if ranks:
-                    return self._redirected("sample_losses", batch, slice(None))
-                return _loss_of(self._training_step(batch))
-        recorded: list[Tensor] = []
-        with _recording(self._module, recorded) if ranks else nullcontext():
-            output = self._training_step(batch)
-        self._outputs.append(output)
-        return _checked_losses(recorded, _loss_of(output)) if ranks else _loss_of(output)
-
-    def _training_step(self, batch: Any) -> Any:
-        return call._call_strategy_hook(self._trainer, "training_step", batch, *self._rest)
-
-    def _redirected(self, method: str, *arguments: Any) -> Tensor:
-        """Call a method of the module as the strategy calls ``training_step``."""
-        strategy = self._trainer.strategy
-        with strategy.precision_plugin.train_step_context():
-            if strategy.model is self._module or strategy.model is None:
-                found: Tensor = getattr(self._module, method)(*arguments)
-                return found
-            return strategy._forward_redirection(strategy.model, self._module, method, *arguments)  # type: ignore[return-value]
+        first = self._optimizer.first_pass
+        with nullcontext() if first else _quiet(self._module):
+            output = call._call_strategy_hook(self._trainer, "training_step", batch, *self._rest)
+        if first:
+            self._outputs.append(output)
+        return _losses_of(output) if self._optimizer.needs_losses else _loss_of(output)
 
 
 def _checked_optimizer(trainer: Trainer, module: LightningModule) -> Optimizer:
@@ -165,11 +136,6 @@ def _checked_optimizer(trainer: Trainer, module: LightningModule) -> Optimizer:
         raise ValueError(
             f"{type(module).__name__} overrides backward, which the passes of a sharpness-aware step do not call; move "
             "what it does into training_step or on_after_backward"
-        )
-    if optimizer.needs_losses and not callable(getattr(module, "sample_losses", None)):
-        raise ValueError(
-            f"{type(optimizer).__name__} ranks samples: {type(module).__name__} needs sample_losses(batch, keep), one "
-            'loss for each sample at keep; or choose a method that ranks none: SAM, or ESAM(..., ranking="random")'
         )
     return optimizer
 
@@ -209,76 +175,42 @@ def _loss_of(output: Any) -> Tensor:
     return loss
 
 
-def _checked_losses(recorded: list[Tensor], loss: Tensor) -> Tensor:
-    """Return the losses that ``training_step`` averaged."""
-    if len(recorded) != 1:
+def _losses_of(output: Any) -> Tensor:
+    """Return the losses of single samples that ``training_step`` returned, or say what is wrong."""
+    loss, losses = _loss_of(output), output.get("losses") if isinstance(output, Mapping) else None
+    if not isinstance(losses, Tensor):
         raise ValueError(
-            f"training_step called self.sample_losses {len(recorded)} times; this method ranks samples, so call it "
-            "once, self.sample_losses(batch, slice(None)), and return the mean"
+            'this method ranks samples: let training_step return {"loss": losses.mean(), "losses": losses}, with one '
+            'loss for each sample; or choose a method that ranks none: SAM, or ESAM(..., ranking="random")'
         )
-    mean = recorded[0].detach().float().mean()
+    mean = losses.detach().float().mean()
     if not torch.allclose(mean, loss.detach().float(), rtol=1e-2, atol=1e-6, equal_nan=True):  # the mean, in any type
         raise ValueError(
-            f"training_step returned {loss.item():.6g} where the mean of sample_losses is {mean.item():.6g}; the "
-            "second pass runs sample_losses alone, so everything that is trained on belongs into it"
+            f"training_step returned a loss of {loss.item():.6g} where the mean of its losses is {mean.item():.6g}; "
+            "the passes run backward from the losses, so everything that is trained on belongs into them"
         )
-    return recorded[0]
+    return losses
 
 
 @contextmanager
-def _recording(module: LightningModule, into: list[Tensor]) -> Iterator[None]:
-    """Keep what ``module.sample_losses`` returns in this block."""
-    inner: Any = module.sample_losses
-
-    def recorded(*args: Any, **kwargs: Any) -> Tensor:
-        losses: Tensor = inner(*args, **kwargs)
-        into.append(losses)
-        return losses
-
-    with _replaced(module, "sample_losses", recorded):
-        yield
-
-
-@contextmanager
-def _quiet(module: nn.Module) -> Iterator[None]:
+def _quiet(module: LightningModule) -> Iterator[None]:
     """Log nothing in this block, and leave metrics as they were: their samples have been counted."""
-    metrics = [_MetricState(metric) for metric in module.modules() if hasattr(metric, "_update_count")]
-    with _replaced(module, "log", lambda *_, **__: None):
-        try:
-            yield
-        finally:
-            for metric in metrics:
-                metric.put_back()
-
-
-@contextmanager
-def _replaced(module: nn.Module, name: str, value: Any) -> Iterator[None]:
-    """Shadow an attribute of one module in this block."""
-    attributes = vars(module)
-    before, had = attributes.get(name), name in attributes
-    attributes[name] = value
+    metrics = [vars(metric) for metric in module.modules() if hasattr(metric, "_update_count")]
+    before = [dict(attributes) for attributes in metrics]
+    held = [value for attributes in before for value in attributes.values()]  # changed in place, or replaced
+    tensors = [(value, value.clone()) for value in held if isinstance(value, Tensor)]
+    lists = [(value, list(value)) for value in held if isinstance(value, list)]
+    log, vars(module)["log"] = vars(module).get("log"), lambda *_, **__: None
     try:
         yield
     finally:
-        if had:
-            attributes[name] = before
-        else:
-            del attributes[name]
-
-
-class _MetricState:
-    """What a torchmetrics metric has counted: plain attributes, tensors and lists, changed in place or replaced."""
-
-    def __init__(self, metric: nn.Module) -> None:
-        self._attributes = vars(metric)
-        self._saved = dict(self._attributes)
-        self._tensors = [(held, held.clone()) for held in self._saved.values() if isinstance(held, Tensor)]
-        self._lists = [(held, list(held)) for held in self._saved.values() if isinstance(held, list)]
-
-    def put_back(self) -> None:
-        self._attributes.update(self._saved)
+        del vars(module)["log"]
+        if log is not None:
+            vars(module)["log"] = log
+        for attributes, values in zip(metrics, before, strict=True):
+            attributes.update(values)
         with torch.no_grad():
-            for tensor, value in self._tensors:
+            for tensor, value in tensors:
                 tensor.copy_(value)
-        for held, values in self._lists:
-            held[:] = values
+        for items, kept in lists:
+            items[:] = kept

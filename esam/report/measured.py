@@ -57,37 +57,27 @@ class Difference:
         """Whether the interval leaves out 0."""
         return abs(self.value) > self.half_width
 
-    def format(self, decimals: int = 1) -> str:
+    def format(self) -> str:
         """Write "+1.5 (+0.2 to +2.8)"."""
-        low, high = self.value - self.half_width, self.value + self.half_width
-        return f"{self.value:+.{decimals}f} ({low:+.{decimals}f} to {high:+.{decimals}f})"
+        return f"{self.value:+.1f} ({self.value - self.half_width:+.1f} to {self.value + self.half_width:+.1f})"
 
 
 def difference(one: Measured | None, other: Measured | None) -> Difference | None:
     """Return how far one mean lies above another; None unless both were measured with two seeds or more."""
     if one is None or other is None or one.std is None or other.std is None:
         return None
-    parts = [m.std**2 / m.n for m in (one, other) if m.std is not None]
-    freedom = 0.0
-    if any(parts):
-        freedom = sum(parts) ** 2 / sum(part**2 / (m.n - 1) for part, m in zip(parts, (one, other), strict=True))
-    return Difference(one.mean - other.mean, _t95(freedom or math.inf) * math.sqrt(sum(parts)))
+    a, b = one.std**2 / one.n, other.std**2 / other.n
+    freedom = (a + b) ** 2 / (a**2 / (one.n - 1) + b**2 / (other.n - 1)) if a + b else math.inf
+    # of the next lower entry of the table, so never too small
+    t95 = NORMAL95 if freedom > 60 else max((n, t) for n, t in T95.items() if n <= max(1, freedom + 1e-9))[1]
+    return Difference(one.mean - other.mean, t95 * math.sqrt(a + b))
 
 
-def _t95(freedom: float) -> float:
-    """Return Student's t for 95 %: of the next lower entry of the table, so never too small."""
-    below = [t for entry, t in T95.items() if entry <= freedom + 1e-9]
-    return NORMAL95 if freedom > 60 else below[-1] if below else T95[1]
-
-
-def percent(measured: Measured | None, *, seeds: int | None = None, decimals: int = 2) -> str:
-    """Write a share in per cent, without the sign: "93.12 ± 0.41"."""
-    return ABSENT if measured is None else measured.times(100).format(seeds=seeds, decimals=decimals)
-
-
-def written(measured: Measured | None, *, seeds: int | None = None) -> str:
-    """Write a measurement, or a dash where there is none."""
-    return ABSENT if measured is None else measured.format(seeds=seeds)
+def written(
+    measured: Measured | None, *, seeds: int | None = None, factor: float = 1, decimals: int | None = None
+) -> str:
+    """Write a measurement times a factor, as ``format`` does, or a dash where there is none."""
+    return ABSENT if measured is None else measured.times(factor).format(seeds=seeds, decimals=decimals)
 
 
 def duration(seconds: float) -> str:

@@ -1,29 +1,25 @@
 "use strict";
 (() => {
-  const read = (id) => JSON.parse(document.getElementById(id).textContent);
-  const figures = read("figures");
+  const figures = JSON.parse(document.getElementById("figures").textContent);
   const places = figures.map((_, number) => document.getElementById(`chart-${number}`));
-  const seeds = document.querySelector("#one-line-a-seed input");
+  const boxes = [...document.querySelectorAll("[data-switch]")];
   const off = new Set();  // methods that are switched off
   const touch = matchMedia("(pointer: coarse)").matches;
   const PRINT_GAP = 20, PRINT_WIDTH = 660, PRINT_HEIGHT = 220;
   const MOST_BANDS = 3, LABEL_HEIGHT = 14, LABEL_MARGIN = 130, LABELLED = 420;
-  let following = false;
   const UNITS = { h: 3600, min: 60, s: 1, GiB: 1024, MiB: 1 };
 
-  function theme() {
-    const style = getComputedStyle(document.documentElement);
-    const value = (name) => style.getPropertyValue(name).trim();
-    return { ground: value("--ground"), ink: value("--ink"), quiet: value("--quiet"), line: value("--line"),
-             grid: value("--grid"), raised: value("--raised"), sans: value("--sans") };
-  }
+  // the page's colours, on every chart
 
   function colours(place) {
-    const t = theme(), axes = Object.keys(place.layout).filter((key) => /^[xy]axis\d*$/.test(key));
-    const ofAxis = { color: t.quiet, gridcolor: t.grid, linecolor: t.line, tickcolor: t.line };
+    const style = getComputedStyle(document.documentElement);
+    const [ground, ink, quiet, line, grid, raised, sans] = ["ground", "ink", "quiet", "line", "grid", "raised", "sans"]
+      .map((name) => style.getPropertyValue(`--${name}`).trim());
+    const axes = Object.keys(place.layout).filter((key) => /^[xy]axis\d*$/.test(key));
+    const ofAxis = { color: quiet, gridcolor: grid, linecolor: line, tickcolor: line };
     return {
-      "font.color": t.quiet, "font.family": t.sans,
-      "hoverlabel.bgcolor": t.raised, "hoverlabel.bordercolor": t.line, "hoverlabel.font.color": t.ink,
+      "paper_bgcolor": ground, "font.color": quiet, "font.family": sans,
+      "hoverlabel.bgcolor": raised, "hoverlabel.bordercolor": line, "hoverlabel.font.color": ink,
       ...Object.fromEntries(axes.flatMap((axis) => Object.entries(ofAxis).map(([key, value]) => [`${axis}.${key}`, value]))),
     };
   }
@@ -37,7 +33,7 @@
       xaxis: { ...axis, showline: true, showgrid: false, ...drawn.xaxis },
       yaxis: { ...axis, ...drawn.yaxis },
       margin: { l: 40, r: labelled ? LABEL_MARGIN : 12, t: 8, b: 40 },
-      paper_bgcolor: "rgba(0, 0, 0, 0)", plot_bgcolor: "rgba(0, 0, 0, 0)",
+      plot_bgcolor: "rgba(0, 0, 0, 0)", modebar: { bgcolor: "rgba(0, 0, 0, 0)" },
       font: { size: 12 }, hoverlabel: { align: "left", namelength: -1, font: { size: 12 } },
       dragmode: touch ? false : "zoom", autosize: true, showlegend: false,
     };
@@ -52,14 +48,11 @@
     return { width: wide ? PRINT_WIDTH : (PRINT_WIDTH - PRINT_GAP) / 2, height: PRINT_HEIGHT };
   }
 
-  // which methods are shown, and their seeds or the mean of them
-
-  const boxes = [...document.querySelectorAll("[data-switch]")];
+  // which methods are shown
 
   function shown(meta) {
     if (!meta.group) return off.size === 0;  // of all methods together
-    const mean = meta.of === "mean" || (meta.of === "band" && boxes.length - off.size <= MOST_BANDS);
-    return !off.has(meta.group) && (!meta.of || (seeds?.checked ? meta.of === "seed" : mean));
+    return !off.has(meta.group) && (!meta.band || boxes.length - off.size <= MOST_BANDS);
   }
 
   function showAll() {
@@ -67,9 +60,7 @@
       row.classList.toggle("off", off.has(row.dataset.group));
     }
     for (const place of places) {
-      const visible = place.data.map((trace) => shown(trace.meta));
-      const changed = visible.flatMap((now, number) => (now === (place.data[number].visible ?? true) ? [] : [number]));
-      if (changed.length) Plotly.restyle(place, { visible: changed.map((number) => visible[number]) }, changed);
+      Plotly.restyle(place, { visible: place.data.map((trace) => shown(trace.meta)) });
       label(place);
     }
   }
@@ -118,33 +109,6 @@
     Plotly.relayout(place, { annotations });
   }
 
-  function follow(place, change) {
-    const moved = Object.keys(change).some((key) => /^[xy]axis/.test(key) || key === "autosize");
-    if (!moved) return;
-    label(place);
-    const epochs = (other) => other.layout.xaxis.title?.text === "epoch";
-    if (following || !epochs(place)) return;
-    following = true;  // the charts over epochs show the same epochs
-    const [low, high] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-    const range = low !== undefined ? { "xaxis.range": [low, high] } : change["xaxis.autorange"] && { "xaxis.autorange": true };
-    const others = range ? places.filter((other) => other !== place && epochs(other)) : [];
-    Promise.all(others.map((other) => Plotly.relayout(other, range))).then(() => { following = false; });
-  }
-
-  // axes
-
-  function turnLog(button) {
-    const number = Number(button.dataset.log), axis = figures[number].layout.yaxis;
-    const log = button.getAttribute("aria-pressed") !== "true";
-    const range = !log && axis.type !== "log" && axis.range;
-    button.setAttribute("aria-pressed", String(log));
-    const type = { "yaxis.type": log ? "log" : "linear", "yaxis.dtick": log ? "D2" : null,
-                   "yaxis.tickformat": log ? "~g" : "", "yaxis.autorange": true };
-    Plotly.relayout(places[number], type).then(() => {  // a range given along with a type would be converted
-      if (range) Plotly.relayout(places[number], { "yaxis.range": [...range] });
-    });
-  }
-
   // a table in the order of one of its columns
 
   function valueOf(text) {
@@ -180,59 +144,15 @@
     });
   }
 
-  // what can be taken away
-
-  function save(name, url) {
-    const link = document.createElement("a");
-    link.download = name;
-    link.href = url;
-    link.click();
-    if (url.startsWith("blob:")) setTimeout(() => URL.revokeObjectURL(url), 10_000);
-  }
-
-  function asCsv(runs) {
-    const columns = [...new Set(runs.flatMap((run) => Object.keys(run.epochs)))];
-    const cell = (value) => (/[",\n]/.test(value ?? "") ? `"${String(value).replaceAll('"', '""')}"` : value ?? "");
-    const lines = [["condition", "name", "method", "seed", ...columns]];
-    for (const run of runs) {
-      run.epochs.epoch?.forEach((_, row) => {
-        const values = columns.map((column) => run.epochs[column]?.[row]);
-        lines.push([run.condition, run.name, run.method, run.seed, ...values]);
-      });
-    }
-    return lines.map((line) => line.map(cell).join(",")).join("\n") + "\n";
-  }
-
-  function saveData(kind) {
-    const runs = read("runs");
-    const text = kind === "csv" ? asCsv(runs) : JSON.stringify(runs, null, 1);
-    const type = { csv: "text/csv", json: "application/json" }[kind];
-    save(`runs.${kind}`, URL.createObjectURL(new Blob([text], { type })));
-  }
-
-  async function savePicture(number, format) {
-    const place = places[number], t = theme(), named = new Set();
-    const data = place.data.filter((trace) => shown(trace.meta)).map((trace) => {
-      const legend = trace.hoverinfo !== "skip" && trace.type !== "contour" && !named.has(trace.meta.group);
-      if (legend) named.add(trace.meta.group);
-      return { ...trace, name: trace.meta.name, legendgroup: trace.meta.group, showlegend: legend };
-    });
-    const layout = {
-      ...place.layout, width: 720, height: 440, autosize: false, paper_bgcolor: t.ground, showlegend: named.size > 1,
-      title: { text: figures[number].title, x: 0.02, font: { size: 15, color: t.ink } },
-      margin: { l: 48, r: 16, t: 44, b: 48 }, legend: { orientation: "h", y: -0.2 },
-    };
-    const size = { format, width: 720, height: 440, scale: format === "png" ? 2 : 1 };
-    const name = figures[number].title.toLowerCase().replace(/[^\p{L}\d]+/gu, "-").replace(/^-|-$/g, "");
-    save(`${name}.${format}`, await Plotly.toImage({ data, layout }, size));
-  }
-
   figures.forEach((figure, number) => {
-    Plotly.newPlot(places[number], figure.traces, layoutOf(figure, places[number]), { responsive: true, displayModeBar: false });
+    const filename = figure.title.toLowerCase().replace(/[^\p{L}\d]+/gu, "-").replace(/^-|-$/g, "");
+    const picture = { modeBarButtons: [["toImage"]], displaylogo: false, toImageButtonOptions: { format: "svg", filename } };
+    Plotly.newPlot(places[number], figure.traces, layoutOf(figure, places[number]), { responsive: true, ...picture });
   });
   paintAll().then(() => { showAll(); document.documentElement.dataset.drawn = ""; });
   places.forEach((place) => {
-    place.on("plotly_relayout", (change) => follow(place, change));
+    const moved = (change) => Object.keys(change).some((key) => /^[xy]axis/.test(key) || key === "autosize");
+    place.on("plotly_relayout", (change) => { if (moved(change)) label(place); });
     place.on("plotly_clickannotation", (event) => isolate(event.annotation.name));
   });
 
@@ -243,21 +163,11 @@
     box.parentElement.addEventListener("dblclick", () => isolate(box.dataset.switch));
     box.parentElement.title = "click: on or off; double click: this method alone";
   }
-  document.getElementById("show-all")?.addEventListener("click", () => isolate(""));
-  addEventListener("resize", () => setTimeout(() => places.forEach(label), 300));
-  seeds?.addEventListener("change", showAll);
-  for (const tools of document.querySelectorAll(".tools")) tools.hidden = false;
+  const all = document.getElementById("show-all");
+  all.hidden = false;
+  all.addEventListener("click", () => isolate(""));
   document.querySelectorAll("table.results").forEach(sortable);
-  for (const button of document.querySelectorAll("[data-log]")) {
-    button.setAttribute("aria-pressed", String(figures[button.dataset.log].layout.yaxis.type === "log"));
-    button.addEventListener("click", () => turnLog(button));
-  }
-  for (const button of document.querySelectorAll("[data-save]")) {
-    button.addEventListener("click", () => saveData(button.dataset.save));
-  }
-  for (const button of document.querySelectorAll("[data-picture]")) {
-    button.addEventListener("click", () => savePicture(Number(button.dataset.chart), button.dataset.picture));
-  }
+  addEventListener("resize", () => setTimeout(() => places.forEach(label), 300));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => paintAll());
   addEventListener("beforeprint", () => { document.documentElement.dataset.print = ""; paintAll(printSize); });
   addEventListener("afterprint", () => {

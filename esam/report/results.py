@@ -7,14 +7,18 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from esam.report.measured import ABSENT, Measured, duration, memory, percent, written
+from esam.report.measured import ABSENT, Measured, duration, memory, written
 from esam.report.settings import readable, recorded_settings, shown
 from esam.report.sheets import Form, Sheet, as_text, formatted
-from esam.report.summaries import BITS, COST, QUALITY, MethodSummary
+from esam.report.summaries import MethodSummary
 from esam.report.verdict import advice, verdict
 
 Search = Mapping[str, Any]
 """As a record holds it: {"trials": [{"rho": 0.05, "accuracy": 0.9, "loss": 0.3}, ...], "chosen": {"rho": 0.05}}."""
+BITS = ("8", "4")
+"""Weights rounded to so many bits, where a record says what they reach."""
+QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
+COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 
 
 def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Sequence[str] | None = None) -> Sheet:
@@ -26,18 +30,15 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     if columns is None:
         classes = any(one.accuracy is not None for one in methods)
         always = {"Train acc., %"} if classes or all(one.test_loss is None for one in methods) else set()
-        first = [key for key in cells if key not in _detailed(methods)]
-        columns = [key for key in first if key in always or set(cells[key]) != {ABSENT}]
+        columns = [key for key in cells if key in always | _filled(cells) and key not in _detailed(methods)]
     rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
     return Sheet(title, ("Method", *columns), tuple(rows))
 
 
 def details_sheet(methods: Sequence[MethodSummary], title: str = "") -> Sheet:
     """Return the figures that the first table leaves out."""
-    cells = _cells(methods)
-    return results_sheet(
-        methods, title, [key for key in _detailed(methods) if set(cells.get(key, [ABSENT])) != {ABSENT}]
-    )
+    filled = _filled(_cells(methods))
+    return results_sheet(methods, title, [key for key in _detailed(methods) if key in filled])
 
 
 def _detailed(methods: Sequence[MethodSummary]) -> list[str]:
@@ -47,51 +48,44 @@ def _detailed(methods: Sequence[MethodSummary]) -> list[str]:
     return [*same, "CPU time", "Time", "Train loss", *classes, "Images/s", "Peak memory", "Forward", "Backward"]
 
 
+def _filled(cells: Mapping[str, Sequence[str]]) -> set[str]:
+    return {key for key, column in cells.items() if set(column) != {ABSENT}}
+
+
 def _cells(methods: Sequence[MethodSummary]) -> dict[str, list[str]]:
     base = next((one.name for one in methods if one.is_base), "base")
     time = "CPU time" if methods and methods[0].processor_time else "Time"
     searched = tuned_names(searches(methods))
-    return {
-        "Seeds": [str(one.n) for one in methods],
-        "Test acc., %": [_accuracy(one) for one in methods],
-        f"Points vs {base}": [ABSENT if one.gain is None else one.gain.format() for one in methods],
-        "Test loss": [written(one.test_loss, seeds=one.n) for one in methods],
-        "Test metric": [written(one.test_metric, seeds=one.n) for one in methods],
-        f"{time} vs {base}": [_ratio(one.time_ratio) for one in methods],
-        "Counted": [_ratio(one.counted_ratio) for one in methods],
-        time: [ABSENT if one.time is None else duration(one.time.mean) for one in methods],
-        "Train acc., %": [percent(one.train_accuracy, seeds=one.n) for one in methods],
-        "Sharpness": [written(one.sharpness, seeds=one.n) for one in methods],
-        **{f"{bits} bits, points": [_drop(one.drop(bits), one.n) for one in methods] for bits in BITS},
-        **{f"{readable(name)}, tuned": [_setting(one, name) for one in methods] for name in searched},
-        "Train loss": [written(one.train_loss, seeds=one.n) for one in methods],
-        "Images/s": [written(one.images_per_second, seeds=one.n) for one in methods],
-        "Peak memory": [ABSENT if one.peak_memory is None else memory(one.peak_memory.mean) for one in methods],
-        "Forward": [_count(one.forwards) for one in methods],
-        "Backward": [_count(one.backwards) for one in methods],
-    }
+    rows = []
+    for one in methods:
+        taken = recorded_settings(one.runs[0])
+        row = {
+            "Seeds": str(one.n),
+            "Test acc., %": _accuracy(one),
+            f"Points vs {base}": one.gain and one.gain.format(),
+            "Test loss": written(one.test_loss, seeds=one.n),
+            "Test metric": written(one.test_metric, seeds=one.n),
+            f"{time} vs {base}": one.time_ratio and f"{one.time_ratio:.2f}×",
+            "Counted": one.counted_ratio and f"{one.counted_ratio:.2f}×",
+            time: one.time and duration(one.time.mean),
+            "Train acc., %": written(one.train_accuracy, seeds=one.n, factor=100, decimals=2),
+            "Sharpness": written(one.sharpness, seeds=one.n),
+            **{f"{b} bits, points": written(one.drop(b), seeds=one.n, factor=-100, decimals=1) for b in BITS},
+            **{f"{readable(s)}, tuned": None if taken.get(s) is None else shown(taken[s]) for s in searched},
+            "Train loss": written(one.train_loss, seeds=one.n),
+            "Images/s": written(one.images_per_second, seeds=one.n),
+            "Peak memory": one.peak_memory and memory(one.peak_memory.mean),
+            "Forward": one.forwards and f"{one.forwards.mean:,.1f}".removesuffix(".0"),
+            "Backward": one.backwards and f"{one.backwards.mean:,.1f}".removesuffix(".0"),
+        }
+        rows.append({key: value or ABSENT for key, value in row.items()})
+    return {key: [row[key] for row in rows] for key in rows[0]}
 
 
 def _accuracy(one: MethodSummary) -> str:
-    reached, lost = percent(one.accuracy, seeds=one.n), one.diverged
-    return reached if not lost else f"{reached}; {lost} diverged" if one.n else f"{lost} diverged"
-
-
-def _ratio(value: float | None) -> str:
-    return ABSENT if value is None else f"{value:.2f}×"
-
-
-def _count(measured: Measured | None) -> str:
-    return ABSENT if measured is None else f"{measured.mean:,.1f}".removesuffix(".0")
-
-
-def _drop(measured: Measured | None, seeds: int) -> str:
-    return ABSENT if measured is None else measured.times(-100).format(seeds=seeds, decimals=1)
-
-
-def _setting(one: MethodSummary, name: str) -> str:
-    value = recorded_settings(one.runs[0]).get(name)
-    return ABSENT if value is None else shown(value)
+    reached = written(one.accuracy, seeds=one.n, factor=100, decimals=2)
+    lost = f"{one.diverged} diverged" if one.diverged else ""
+    return "; ".join(filter(None, [reached if one.n or not lost else "", lost]))
 
 
 def answer_text(methods: Sequence[MethodSummary], title: str = "", width: int | None = None) -> str:
@@ -140,14 +134,14 @@ def tuned_names(searches: Mapping[str, Search]) -> list[str]:
 def tried_sheet(searches: Mapping[str, Search]) -> Sheet:
     """Return each method's trials as a table."""
     names = tuned_names(searches)
-    every = [trial for search in searches.values() for trial in search["trials"]]
-    classes = any(trial["accuracy"] is not None for trial in every)
+    classes = any(trial["accuracy"] is not None for search in searches.values() for trial in search["trials"])
     rows = []
     for method, search in searches.items():
         for trial in search["trials"]:
             chosen = all(trial[name] == value for name, value in search["chosen"].items())
             values = [f"{trial[name]:g}" if name in trial else ABSENT for name in names]
-            result = Measured.of([trial["accuracy"] if classes else trial["loss"]])
-            rows.append((method, *values, percent(result) if classes else written(result), "chosen" if chosen else ""))
-    head = ("Method", *(readable(name) for name in names), "Accuracy, %" if classes else "Loss", "")
+            result = Measured.of([trial["accuracy" if classes else "loss"]])
+            reached = written(result, factor=100, decimals=2) if classes else written(result)
+            rows.append((method, *values, reached, "chosen" if chosen else ""))
+    head = ("Method", *map(readable, names), "Accuracy, %" if classes else "Loss", "")
     return Sheet("Tuned on held-out training data", head, tuple(rows))

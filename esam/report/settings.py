@@ -1,4 +1,4 @@
-"""What were the runs: their settings, data and environment, and what can be saved from the page?"""
+"""What were the runs: their settings, data and environment?"""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ NAMED = 12
 """Classes that are named; the others are counted."""
 
 Settings = dict[str, Any]
+ByName = dict[str, list[str | None]]
+"""Different values of one setting, as they are shown, under each name; None where it is not set."""
 
 
 def flat_settings(config: Settings) -> Settings:
@@ -28,7 +30,7 @@ def flat_settings(config: Settings) -> Settings:
 
 
 def recorded_settings(record: RunRecord) -> Settings:
-    """Return the settings as they took effect: defaults of the method by their values, where the record has them."""
+    """Return the settings as they took effect: those that a method was not given are its defaults."""
     of_method = (record.run.get("effective") or {}).get("method", {})
     return {**flat_settings(record.config), **of_method}
 
@@ -52,35 +54,56 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
+def values_by_name(records: Sequence[RunRecord], settings: Sequence[Settings]) -> dict[str, ByName]:
+    """Return the values of each setting: {"rho": {"SGD": [None], "SAM": ["0.05"]}}."""
+    found: dict[str, ByName] = {}
+    for key in dict.fromkeys(key for setting in settings for key in setting):
+        values = found[key] = {record.name: [] for record in records}
+        for record, setting in zip(records, settings, strict=True):
+            value = None if setting.get(key) is None else shown(setting[key])
+            values[record.name] += [value] if value not in values[record.name] else []
+    return found
+
+
 def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
     """Return the settings that all the runs share, and those that differ with a column for each name.
 
     Minor settings at their defaults are left out.
     """
-    settings = [(record.name, recorded_settings(record)) for record in records]
-    names = dict.fromkeys(record.name for record in records)
     usual = {key: shown(value) for key, value in Config().as_json().items() if key not in MAIN}
     common, differing = [], []
-    for key in dict.fromkeys(key for _, setting in settings for key in setting):
-        found: dict[str, dict[str, None]] = {name: {} for name in names}  # for each name its values in order
-        for name, setting in settings:
-            found[name][ABSENT if setting.get(key) is None else shown(setting[key])] = None
-        if len(distinct := {value for values in found.values() for value in values}) > 1:
-            differing.append((readable(key), *map("; ".join, found.values())))
-        elif distinct != {ABSENT} and distinct != {usual.get(key)}:
-            common.append((readable(key), distinct.pop()))
+    for key, values in values_by_name(records, [recorded_settings(record) for record in records]).items():
+        several = {value for found in values.values() for value in found}
+        if len(several) > 1:
+            differing.append(
+                (readable(key), *("; ".join(value or ABSENT for value in found) for found in values.values()))
+            )
+        elif (value := several.pop()) is not None and value != usual.get(key):
+            common.append((readable(key), value))
+    names = dict.fromkeys(record.name for record in records)
     shared = Sheet("Common to all runs", ("Setting", "Value"), tuple(common))
     return shared, Sheet("What differs", ("Setting", *names), tuple(differing))
 
 
-def environments(records: Sequence[RunRecord]) -> Sheet:
-    """Return the environment's entries; where the runs disagree, each value with the number of its runs."""
+def environment_sheet(records: Sequence[RunRecord]) -> Sheet:
+    """Return where the runs ran."""
+    places = [record.run["environment"] for record in records]
+    return _entries("Environment", [{readable(key): shown(value) for key, value in each.items()} for each in places])
+
+
+def data_sheet(records: Sequence[RunRecord]) -> Sheet:
+    """Return counts, classes and shape of the data, where the records have them."""
+    return _entries("Data", [_data_words(record.data) for record in records if record.data is not None])
+
+
+def _entries(title: str, runs: Sequence[Mapping[str, str]]) -> Sheet:
+    """Return the entries of several runs; where they disagree, each value with the number of its runs."""
     rows = []
-    for key in dict.fromkeys(key for record in records for key in record.run["environment"]):
-        counts = Counter(shown(record.run["environment"].get(key)) for record in records)
-        values = "; ".join(value if len(counts) == 1 else f"{value} ({n} runs)" for value, n in counts.items())
-        rows.append((readable(key), values))
-    return Sheet("Environment", ("Entry", "Value"), tuple(rows))
+    for key in dict.fromkeys(key for entries in runs for key in entries):
+        counts = Counter(entries.get(key, ABSENT) for entries in runs)
+        values = [value if len(counts) == 1 else f"{value} ({n} run{'s' * (n > 1)})" for value, n in counts.items()]
+        rows.append((key, "; ".join(values)))
+    return Sheet(title, ("Entry", "Value"), tuple(rows))
 
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
@@ -90,16 +113,6 @@ def notes(records: Sequence[RunRecord]) -> list[str]:
     if len(machines) > 1:
         found.append("The runs were measured on different hardware or thread counts: their times do not compare.")
     return list(dict.fromkeys(found))
-
-
-def data_sheet(records: Sequence[RunRecord]) -> Sheet:
-    """Return counts, classes and shape of the data, where the records have them; several data sets in turn."""
-    sets = {str(record.data["fingerprint"]): record.data for record in records if record.data is not None}
-    rows: dict[str, dict[str, None]] = {}
-    for facts in sets.values():
-        for name, words in _data_words(facts).items():
-            rows.setdefault(name, {})[words] = None
-    return Sheet("Data", ("Entry", "Value"), tuple((name, "; ".join(found)) for name, found in rows.items()))
 
 
 def _data_words(facts: Mapping[str, Any]) -> dict[str, str]:
@@ -116,16 +129,3 @@ def _data_words(facts: Mapping[str, Any]) -> dict[str, str]:
         found[f"{part} samples of a class"] = f"{low:,}" if low == high else f"{low:,} to {high:,}"
     found["fingerprint"] = str(facts["fingerprint"])
     return found
-
-
-def run_data(conditions: Mapping[str, Sequence[RunRecord]]) -> list[dict[str, Any]]:
-    """Return every run as the page's downloads have it: what it was, what it reached, and its epochs by column."""
-    runs = []
-    for condition, records in conditions.items():
-        for record in records:
-            columns = dict.fromkeys(key for line in record.epochs for key in line if key != "kind")
-            first = {key: value for key, value in record.run.items() if key not in ("kind", "format")}
-            epochs = {key: [line.get(key) for line in record.epochs] for key in columns}
-            end = {key: value for key, value in (record.end or {}).items() if key != "kind"}
-            runs.append({"condition": condition, **first, "epochs": epochs, "end": end or None})
-    return runs

@@ -6,14 +6,11 @@ import csv
 import io
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rich import box
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
 
 GAP = 2
 Form = Literal["table", "csv", "json", "md"]
@@ -38,20 +35,25 @@ class Sheet:
 
 def as_text(sheet: Sheet, width: int | None = None) -> str:
     """Give the table for a terminal; one that is wider than `width` in pieces that each begin with the first column."""
-    widths = [max(map(cell_len, column)) + GAP for column in zip(sheet.head, *sheet.rows, strict=True)]
+    lines = [sheet.head, *sheet.rows]
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     pieces = [[0]]
     for column in range(1, len(widths)):
-        if width and len(pieces[-1]) > 1 and sum(widths[c] for c in (*pieces[-1], column)) - GAP > width:
+        if width and len(pieces[-1]) > 1 and sum(GAP + widths[c] for c in (*pieces[-1], column)) - GAP > width:
             pieces.append([0])
         pieces[-1].append(column)
-    console = Console(width=sum(widths), color_system=None, markup=False, emoji=False, highlight=False)
-    with console.capture() as captured:
-        for number, piece in enumerate(pieces):
-            if number:
-                console.print()
-            console.print(_piece(sheet, piece))
-    lines = [line.rstrip() for line in captured.get().splitlines()]
-    return "\n".join([sheet.title, *lines] if sheet.title else lines)
+    texts = []
+    for piece in pieces:
+        head, *rows = ((" " * GAP).join(_padded(line, widths, sheet.numeric, piece)).rstrip() for line in lines)
+        texts.append("\n".join([head, "─" * (sum(GAP + widths[c] for c in piece) - GAP), *rows]))
+    text = "\n\n".join(texts)
+    return f"{sheet.title}\n{text}" if sheet.title else text
+
+
+def _padded(line: Sequence[str], widths: list[int], numeric: list[bool], columns: list[int]) -> Iterator[str]:
+    for column in columns:
+        space = " " * (widths[column] - cell_len(line[column]))
+        yield space + line[column] if numeric[column] else line[column] + space
 
 
 def as_markdown(sheet: Sheet) -> str:
@@ -61,29 +63,26 @@ def as_markdown(sheet: Sheet) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def as_csv(sheet: Sheet) -> str:
-    """Give the table as comma-separated values, without its title."""
+def formatted(sheets: Sequence[Sheet], form: Form, width: int | None = None) -> str:
+    """Give tables as text in the form that was asked for; of several, CSV and Markdown have an empty line between.
+
+    CSV has no titles; JSON has each line by the heads of its columns, numbers as numbers.
+    """
+    if form == "json":
+        rows = [[dict(zip(sheet.head, map(_value, row), strict=True)) for row in sheet.rows] for sheet in sheets]
+        parts = [{"title": sheet.title, "rows": found} for sheet, found in zip(sheets, rows, strict=True)]
+        return json.dumps(parts, indent=1, ensure_ascii=False)
+    if form == "csv":
+        return "\n\n".join(map(_csv, sheets))
+    if form == "md":
+        return "\n\n".join(text for sheet in sheets for text in (sheet.title, as_markdown(sheet)) if text)
+    return "\n\n".join(as_text(sheet, width) for sheet in sheets)
+
+
+def _csv(sheet: Sheet) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows([sheet.head, *sheet.rows])
     return text.getvalue().rstrip("\n")
-
-
-def as_rows(sheet: Sheet) -> list[dict[str, str | int | float]]:
-    """Give each line by the heads of its columns, numbers as numbers: for JSON."""
-    return [dict(zip(sheet.head, map(_value, row), strict=True)) for row in sheet.rows]
-
-
-def formatted(sheets: Sequence[Sheet], form: Form, width: int | None = None) -> str:
-    """Give tables as text in the form that was asked for; of several, CSV and Markdown have an empty line between."""
-    if form == "json":
-        parts = [{"title": sheet.title, "rows": as_rows(sheet)} for sheet in sheets]
-        return json.dumps(parts, indent=1, ensure_ascii=False)
-    if form == "csv":
-        return "\n\n".join(map(as_csv, sheets))
-    if form == "md":
-        titled = [f"{sheet.title}\n\n{as_markdown(sheet)}" if sheet.title else as_markdown(sheet) for sheet in sheets]
-        return "\n\n".join(titled)
-    return "\n\n".join(as_text(sheet, width) for sheet in sheets)
 
 
 def _value(cell: str) -> str | int | float:
@@ -93,15 +92,6 @@ def _value(cell: str) -> str | int | float:
         except ValueError:
             continue
     return cell
-
-
-def _piece(sheet: Sheet, columns: list[int]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0))
-    for column in columns:
-        table.add_column(sheet.head[column], justify="right" if sheet.numeric[column] else "left", no_wrap=True)
-    for row in sheet.rows:
-        table.add_row(*(row[column] for column in columns))
-    return table
 
 
 def _numeric(cell: str) -> bool:

@@ -14,15 +14,11 @@ from typing import Any
 
 from esam.optim import METHODS
 from esam.report.measured import Difference, Measured, difference
-from esam.report.settings import Settings, describe, flat_settings, shown
+from esam.report.settings import describe, flat_settings, values_by_name
 from esam.train.record import RunRecord
 
 FITTED = 0.95
 """A method fits its training data when it gets this share of the right labels right."""
-BITS = ("8", "4")
-"""Weights rounded to so many bits, where a record says what they reach."""
-QUALITY = ("test_loss", "test_metric", "train_loss", "train_accuracy", "sharpness")
-COST = ("images_per_second", "seconds", "cpu_seconds", "peak_memory", "forwards", "backwards")
 TASK_SETTINGS = {"data", "label_noise", "model"}
 """Settings that name the task: results on different tasks never share a table."""
 
@@ -132,7 +128,7 @@ class MethodSummary:
     @property
     def counted_ratio(self) -> float | None:
         """What training should cost over the base's, by its passes and its number of epochs."""
-        ours, theirs = self._units(), self.base._units() if self.base else None
+        ours, theirs = self._units(), self.base and self.base._units()
         return ours / theirs if ours and theirs else None
 
     @property
@@ -141,14 +137,6 @@ class MethodSummary:
         noise = self.finished[0].config.get("label_noise") if self.finished else None
         right = 1 - noise if isinstance(noise, (int, float)) else 1
         return self.train_accuracy is None or self.train_accuracy.mean >= FITTED * right
-
-    def effective(self) -> dict[str, Any]:
-        """Return the method's settings as they took effect."""
-        run = self.runs[0]
-        recorded = (run.run.get("effective") or {}).get("method")
-        if recorded is None and self.method in METHODS:
-            recorded = METHODS[self.method].effective(run.config.get("settings", {}))
-        return dict(recorded or {})
 
     def _units(self) -> float | None:
         row = METHODS.get(self.method)
@@ -173,32 +161,24 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     name. The condition is "" where there is only one.
     """
     settings = [flat_settings(record.config) for record in records]
-    conditions, options = _telling_keys(records, settings)
-    found: dict[str, dict[str, list[RunRecord]]] = {}
-    for record, setting in zip(records, settings, strict=True):
-        condition = describe({key: setting.get(key) for key in conditions})
-        variant = describe({key: setting[key] for key in options[record.name] if setting.get(key) is not None})
-        name = f"{record.name} ({variant})" if variant else record.name
-        found.setdefault(condition, {}).setdefault(name, []).append(record)
-    return {condition: _against_base(found[condition]) for condition in sorted(found, key=_natural)}
-
-
-def _telling_keys(records: Sequence[RunRecord], settings: Sequence[Settings]) -> tuple[list[str], dict[str, list[str]]]:
+    of_methods = {key for record in records for key in record.config.get("settings", {})}
     conditions: list[str] = []
     options: dict[str, list[str]] = {record.name: [] for record in records}
-    of_methods = {key for record in records for key in record.config.get("settings", {})}
-    for key in dict.fromkeys(key for setting in settings for key in setting):
-        values: dict[str, set[str]] = {name: set() for name in options}
-        for record, setting in zip(records, settings, strict=True):
-            values[record.name].add(shown(setting.get(key)))
+    for key, values in values_by_name(records, settings).items():
         names_with_several = [name for name, found in values.items() if len(found) > 1]
-        of_the_task = key in TASK_SETTINGS and len(set().union(*values.values())) > 1
+        of_the_task = key in TASK_SETTINGS and len({value for found in values.values() for value in found}) > 1
         if of_the_task or (names_with_several and key not in of_methods):
             conditions.append(key)
         else:
             for name in names_with_several:
                 options[name].append(key)
-    return conditions, options
+    grouped: dict[str, dict[str, list[RunRecord]]] = {}
+    for record, setting in zip(records, settings, strict=True):
+        condition = describe({key: setting.get(key) for key in conditions})
+        variant = describe({key: setting[key] for key in options[record.name] if setting.get(key) is not None})
+        name = f"{record.name} ({variant})" if variant else record.name
+        grouped.setdefault(condition, {}).setdefault(name, []).append(record)
+    return {condition: _against_base(grouped[condition]) for condition in sorted(grouped, key=_natural)}
 
 
 def _against_base(runs: dict[str, list[RunRecord]]) -> list[MethodSummary]:

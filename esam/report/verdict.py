@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from esam.optim import METHODS
-from esam.report.measured import ABSENT, Measured, difference
+from esam.report.measured import difference, written
+from esam.report.settings import recorded_settings
 from esam.report.summaries import MethodSummary
 
 BEHIND = 1.0
@@ -23,21 +24,11 @@ SMALL_BATCH = 32
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One figure of the page's first screen."""
-
-    label: str
-    value: str
-    note: str
-
-
-@dataclass(frozen=True)
 class Verdict:
     """The answer in a sentence or two, and the methods that may be best: no other is clearly better."""
 
     sentence: str
     best: tuple[str, ...] = ()
-    tiles: tuple[Tile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,76 +42,69 @@ class Advice:
 
 def verdict(methods: Sequence[MethodSummary]) -> Verdict:
     """Say who won under one condition, by how much and at what price; or that it cannot be told."""
-    lost = [_lost(one) for one in methods if one.diverged]
+    lost = [f"{_lost(one)}." for one in methods if one.diverged]
     scores = [(one.score.mean, one) for one in methods if one.score is not None]
     scored = [one for _, one in sorted(scores, key=lambda pair: -pair[0])]
-    if not scored:
-        return Verdict(" ".join(lost) or "No run has finished yet.")
-    said, best = _sentence(scored)
-    return Verdict(" ".join([said, *lost]), best, tuple(_tiles(methods, scored)))
+    found = _compared(scored) if scored else Verdict("" if lost else "No run has finished yet.")
+    return Verdict(" ".join(filter(None, [found.sentence, *lost])), found.best)
 
 
-def _sentence(scored: Sequence[MethodSummary]) -> tuple[str, tuple[str, ...]]:
-    """Return the answer, and the methods than which none is clearly better; ``scored`` has the best first."""
+def _compared(scored: Sequence[MethodSummary]) -> Verdict:
+    """Compare methods, the best first."""
     best, base = scored[0], next((one for one in scored if one.is_base), None)
     by_accuracy, reached = best.accuracy is not None, {one.name: _reached(one) for one in scored}
     seeds = sorted({one.n for one in scored})
     over = f"{' to '.join(map(str, [seeds[0], *seeds[1:][-1:]]))} seed{'s' * (seeds != [1])}"
     if len(scored) == 1:
-        return f"{best.name} reached {reached[best.name]} with {over}.", ()
+        return Verdict(f"{best.name} reached {reached[best.name]} with {over}.")
     if (chance := _all_at_chance(scored)) is not None:
-        return f"All methods are at chance ({chance}): nothing was learnt, so nothing can be compared.", ()
+        return Verdict(f"All methods are at chance ({chance}): nothing was learnt, so nothing can be compared.")
     if seeds[0] == 1:
         others = scored[1:] if len(scored) < 4 else [scored[-1] if base in (None, best) else base]
         rest = ", ".join(f"{one.name} has {reached[one.name]}" for one in others if one is not None)
         first = f"the {'highest' if by_accuracy else 'lowest'} is {best.name} with {reached[best.name]}"
-        return f"Which method is better cannot be told from one seed: {first}, {rest}{_test_error(best)}.", ()
+        return Verdict(f"Which method is better cannot be told from one seed: {first}, {rest}{_test_error(best)}.")
     gaps = {one.name: difference(best.score, one.score) for one in scored[1:]}
     level = [one for one in scored[1:] if (each := gaps[one.name]) is None or not each.clear]
     names = (best.name, *(one.name for one in level))
     gap = None if base is None else gaps.get(base.name)
-    if base is not None and gap is not None and not gap.clear:
-        both = f"{best.name} has {reached[best.name]}, {base.name} {reached[base.name]}"
-        why = f"and the 95 % interval of the difference includes 0{_price(best, base)}"
-        return f"Whether any method beats {base.name} cannot be told from {over}: {both}, {why}.", names
+    price = "" if best.time_ratio is None or base is None else f", at {best.time_ratio:.2f} times {_time_of(base)}"
     if base is None or gap is None:
         said = f"No method beats {best.name} ({reached[best.name]}, {over})."
+    elif not gap.clear:
+        both = f"{best.name} has {reached[best.name]}, {base.name} {reached[base.name]}"
+        why = f"and the 95 % interval of the difference includes 0{price}"
+        return Verdict(f"Whether any method beats {base.name} cannot be told from {over}: {both}, {why}.", names)
     else:
         ends = f"{gap.value - gap.half_width:.1f} to {gap.value + gap.half_width:.1f}"
         by = f"{gap.value:.1f} points over {base.name} (95 % interval {ends}, {over})"
         by = by if by_accuracy else f"{base.name} has {reached[base.name]} ({over}, clear at 95 %)"
-        said = f"Best: {best.name} with {reached[best.name]}, {by}{_price(best, base)}."
+        said = f"Best: {best.name} with {reached[best.name]}, {by}{price}."
     if level:
-        said += f" Not distinguishable from it: {_listed([one.name + _times(one) for one in level])}."
-    return said, names
+        times = {one.name: "" if one.time_ratio is None else f" ({one.time_ratio:.2f} times)" for one in level}
+        said += f" Not distinguishable from it: {listed([name + words for name, words in times.items()])}."
+    return Verdict(said, names)
+
+
+def listed(words: Sequence[str]) -> str:
+    """Join words as people do: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def _lost(one: MethodSummary) -> str:
-    return f"{one.name} diverged with {one.diverged} of {one.n + one.diverged} seeds."
+    return f"{one.name} diverged with {one.diverged} of {one.n + one.diverged} seeds"
 
 
 def _reached(one: MethodSummary) -> str:
     if one.accuracy is None:
-        return f"a test loss of {one.test_loss.format() if one.test_loss else ABSENT}"
-    mean, std = 100 * one.accuracy.mean, one.accuracy.std
-    decimals = 2 if std is not None and std < 0.0005 else 1  # "± 0.0" would look exact
-    return f"{mean:.{decimals}f} %" + ("" if std is None else f" ± {100 * std:.{decimals}f}")
+        return f"a test loss of {written(one.test_loss)}"
+    decimals = 2 if one.accuracy.std is not None and one.accuracy.std < 0.0005 else 1  # "± 0.0" would look exact
+    mean, *spread = written(one.accuracy, factor=100, decimals=decimals).split(" ± ")
+    return " ± ".join([f"{mean} %", *spread])
 
 
-def _price(one: MethodSummary, base: MethodSummary) -> str:
-    return "" if one.time_ratio is None else f", at {one.time_ratio:.2f} times {base.name}'s {_kind(one)} time"
-
-
-def _times(one: MethodSummary) -> str:
-    return "" if one.time_ratio is None else f" ({one.time_ratio:.2f} times)"
-
-
-def _kind(one: MethodSummary) -> str:
-    return "processor" if one.processor_time else "training"
-
-
-def _listed(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def _time_of(base: MethodSummary) -> str:
+    return f"{base.name}'s {'processor' if base.processor_time else 'training'} time"
 
 
 def _test_samples(one: MethodSummary) -> int | None:
@@ -142,62 +126,34 @@ def _all_at_chance(methods: Sequence[MethodSummary]) -> str | None:
     facts = next((run.data for one in methods for run in one.runs if run.data), None) or {}
     counts = [count for count in (facts.get("of_each_class") or {}).get("test") or () if count]
     number = len(facts.get("classes") or counts)
-    if number < 2 or any(one.accuracy is None for one in methods):
+    reached = [one.accuracy.mean for one in methods if one.accuracy is not None]
+    if number < 2 or len(reached) < len(methods):
         return None
     share = max(counts) / sum(counts) if counts else 1 / number
     errors = 2 * math.sqrt(share * (1 - share) / (_test_samples(methods[0]) or 2_500))
-    most = share + min(errors, (1 - share) / 2)  # of few test samples, no error is far from chance
-    if any(one.accuracy is not None and one.accuracy.mean > most for one in methods):
+    if max(reached) > share + min(errors, (1 - share) / 2):  # of few test samples, no error is far from chance
         return None
-    uneven = abs(share - 1 / number) > 0.005
-    return (
-        f"{100 * share:.0f} %, the commonest of {number} classes"
-        if uneven
-        else f"{100 * share:.0f} % of {number} classes"
-    )
-
-
-def _tiles(methods: Sequence[MethodSummary], scored: Sequence[MethodSummary]) -> list[Tile]:
-    """Return the figures of the best method, and of the best one beside the base what it gains and costs."""
-    best, base = scored[0], next((one for one in methods if one.is_base), None)
-    head = best.score
-    assert head is not None
-    by_accuracy = best.accuracy is not None
-    spread = f"{best.name}, one seed" if head.std is None else f"{best.name}, ± {head.std:.2g} over {head.n} seeds"
-    value = f"{head.mean:.1f} %" if by_accuracy else Measured(-head.mean, None, 1).format()
-    found = [Tile("Highest test accuracy" if by_accuracy else "Lowest test loss", value, spread)]
-    other = next((one for one in scored if one is not base), None)
-    if base is not None and other is not None and by_accuracy:
-        gain = other.gain
-        note = "needs two seeds or more" if gain is None else f"95 %: {gain.format().partition('(')[2].rstrip(')')}"
-        value = "cannot be told" if gain is None or not gain.clear else f"{gain.value:+.1f} points"
-        found.append(Tile(f"{other.name} over {base.name}", value, note))
-    if base is not None and other is not None and other.time_ratio is not None:
-        counted = "" if other.counted_ratio is None else f"; its passes count {other.counted_ratio:.2f}×"
-        note = f"{base.name}'s {_kind(other)} time{counted}"
-        found.append(Tile(f"Time of {other.name}", f"{other.time_ratio:.2f}×", note))
-    fits = {one.name: 100 * one.train_accuracy.mean for one in methods if one.train_accuracy is not None}
-    if fits:
-        low = min(fits, key=lambda name: fits[name])
-        found.append(Tile("Training accuracy", f"{max(fits.values()):.3g} %", f"lowest: {low}, {fits[low]:.3g} %"))
-    return found
+    return f"{100 * share:.0f} %{', the commonest' if abs(share - 1 / number) > 0.005 else ''} of {number} classes"
 
 
 def advice(methods: Sequence[MethodSummary]) -> list[Advice]:
     """Return what to change: each kind of trouble once, with the methods that have it."""
     base = next((one for one in methods if one.is_base), None)
-    unfitted = [one for one in methods if one.train_accuracy is not None and not one.fitted and not one.diverged]
-    fits = base is not None and base.train_accuracy is not None and base.fitted
-    behind = [
-        one for one in methods if not one.is_base and one not in unfitted and not one.diverged and _is_behind(one)
-    ]
+    steady = [one for one in methods if not one.diverged]
+    unfitted = [one for one in steady if one.train_accuracy is not None and not one.fitted]
+    fitted_base = base if base is not None and base.train_accuracy is not None and base.fitted else None
+    behind = [one for one in steady if not one.is_base and one not in unfitted and _is_behind(one)]
     slow = [one for one in methods if (one.time_ratio or 0) > max(1, SLOW * (one.counted_ratio or math.inf))]
     return [
-        *(_diverged(one) for one in methods if one.diverged),
-        *([_underfits(unfitted, base if fits else None)] if unfitted else []),
-        *([_behind(behind)] if behind else []),
-        *([_slow(slow, methods)] if slow else []),
+        *(Advice("diverged", (one.name,), _diverged(one)) for one in methods if one.diverged),
+        *([Advice("under-fits", _names(unfitted), _underfits(unfitted, fitted_base))] if unfitted else []),
+        *([Advice("behind", _names(behind), _behind(behind, base))] if behind and base else []),
+        *([Advice("slow", _names(slow), _slow(slow, methods, base))] if slow and base else []),
     ]
+
+
+def _names(methods: Sequence[MethodSummary]) -> tuple[str, ...]:
+    return tuple(one.name for one in methods)
 
 
 def _is_behind(one: MethodSummary) -> bool:
@@ -208,43 +164,34 @@ def _is_behind(one: MethodSummary) -> bool:
     return lead.value < -(BEHIND if one.accuracy is not None else (BEHIND_LOSS - 1) * loss)
 
 
-def _diverged(one: MethodSummary) -> Advice:
+def _diverged(one: MethodSummary) -> str:
     lr = next(run for run in one.unfinished if run.diverged).config.get("lr")
     ways = [*([f"a lower lr (now {lr:g})"] if isinstance(lr, (int, float)) else []), *_nearer_the_base(one)]
-    line = f"{_lost(one).rstrip('.')}: its loss was not finite. Try {' or '.join(ways) or 'another method'}."
-    return Advice("diverged", (one.name,), line)
+    return f"{_lost(one)}: its loss was not finite. Try {' or '.join(ways) or 'another method'}."
 
 
-def _underfits(several: Sequence[MethodSummary], fitted_base: MethodSummary | None) -> Advice:
-    names = [f"{one.name} ({100 * one.train_accuracy.mean:.3g} %)" for one in several if one.train_accuracy]
-    has = "has" if len(names) == 1 else "have"
-    line = f"{_listed(names)} {has} not fitted the training data"
+def _underfits(several: Sequence[MethodSummary], fitted_base: MethodSummary | None) -> str:
+    names = [f"{one.name} ({100 * one.train_accuracy.mean:.3g} %)" for one in several]
+    line = f"{listed(names)} {'has' if len(names) == 1 else 'have'} not fitted the training data"
     config = several[0].runs[0].config
     samples = (several[0].runs[0].data or {}).get("train")
     epochs, size, lr = (config.get(key) for key in ("epochs", "batch_size", "lr"))
-    ways = []
+    ways = ["a longer training"]
     if isinstance(samples, int) and epochs and size and config.get("budget") is None:
         a_epoch = math.ceil(samples / size)
-        enough = max(2 * epochs, math.ceil(ENOUGH_STEPS / a_epoch))
         if epochs * a_epoch < ENOUGH_STEPS:
             line += f": {epochs} epochs are only {epochs * a_epoch:,} steps on this data set"
-        ways.append(f"more epochs ({enough}, now {epochs})")
+        ways = [f"more epochs ({max(2 * epochs, math.ceil(ENOUGH_STEPS / a_epoch))}, now {epochs})"]
         ways += [f"smaller batches ({SMALL_BATCH}, now {size})"] if size > SMALL_BATCH else []
-    else:
-        ways.append("a longer training")
-    if isinstance(lr, (int, float)) and fitted_base is None:
-        ways.append(f"another learning rate ({lr / 10:g}, now {lr:g})")
     if fitted_base is not None:
         line = f"{line}; {fitted_base.name} has"
         ways += _nearer_the_base(several[0])
-    return Advice(
-        "under-fits", tuple(one.name for one in several), f"{line}. Try {', '.join(ways[:-1])} or {ways[-1]}."
-    )
+    elif isinstance(lr, (int, float)):
+        ways.append(f"another learning rate ({lr / 10:g}, now {lr:g})")
+    return f"{line}. Try {' or '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))}."
 
 
-def _behind(several: Sequence[MethodSummary]) -> Advice:
-    base = several[0].base
-    assert base is not None
+def _behind(several: Sequence[MethodSummary], base: MethodSummary) -> str:
     names = []
     for one in several:
         if one.gain is not None:
@@ -255,33 +202,26 @@ def _behind(several: Sequence[MethodSummary]) -> Advice:
     ways = list(dict.fromkeys(way for one in several for way in _nearer_the_base(one)))
     tuned = any(run.config.get("tuned") for one in several for run in one.runs)
     ways.append("another method" if tuned else "--tune 4, which searches rho on held-out training data")
-    line = f"Behind {base.name}{fits}: {_listed(names)}. Try {' or '.join(ways)}."
-    return Advice("behind", tuple(one.name for one in several), line)
+    return f"Behind {base.name}{fits}: {listed(names)}. Try {' or '.join(ways)}."
 
 
-def _slow(several: Sequence[MethodSummary], methods: Sequence[MethodSummary]) -> Advice:
-    base = several[0].base
-    assert base is not None
+def _slow(several: Sequence[MethodSummary], methods: Sequence[MethodSummary], base: MethodSummary) -> str:
     names = [f"{one.name} {one.time_ratio:.2f} times (its passes count {one.counted_ratio:.2f})" for one in several]
-    least = min(one.time_ratio or math.inf for one in several)
-    quick = [one for one in methods if one.time_ratio and one.time_ratio < least and one not in several]
-    kinds = {one.name: METHODS[one.method].kind for one in quick if one.method in METHODS}
-    instead = min(
-        (one for one in quick if not one.is_base and kinds.get(one.name, "method") == "method"),
-        key=lambda one: one.time_ratio or math.inf,
-        default=base,
+    ratios = {one.name: one.time_ratio for one in methods if one.time_ratio}
+    least = min(ratios[one.name] for one in several)
+    controls = {one.name for one in methods if one.method in METHODS and METHODS[one.method].kind != "method"}
+    quick = [name for name, ratio in ratios.items() if ratio < least and name not in {base.name, *controls}]
+    instead = min(quick, key=lambda name: ratios[name], default=None)
+    use = base.name if instead is None else f"{instead}, which took {ratios[instead]:.2f} times"
+    return (
+        f"Dearer here than counted, in {_time_of(base)}: {listed(names)}. With a small model or batch "
+        f"a pass costs its calls, however few its samples. Use larger batches, or {use}."
     )
-    took = "" if instead is base else f", which took {instead.time_ratio:.2f} times"
-    line = (
-        f"Dearer here than counted, in {base.name}'s {_kind(base)} time: {_listed(names)}. With a small model or batch "
-        f"a pass costs its calls, however few its samples. Use larger batches, or {instead.name}{took}."
-    )
-    return Advice("slow", tuple(one.name for one in several), line)
 
 
 def _nearer_the_base(one: MethodSummary) -> list[str]:
     """Return settings of the method that would bring it nearer to the base."""
-    settings = one.effective()
+    settings = recorded_settings(one.runs[0])
     ways = []
     if isinstance(settings.get("gamma"), float) and settings["gamma"] < 1:
         ways.append(f"gamma 1, with which all samples train (now {settings['gamma']:g})")
