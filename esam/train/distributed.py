@@ -41,10 +41,14 @@ _of_torchrun = False
 
 
 class Ranks:
-    """The processes that train one model together; a process alone is rank 0 of 1, and nothing is exchanged."""
+    """The processes that train one model together; the first logs and writes.
+
+    A process alone is rank 0 of 1, and nothing is exchanged.
+    """
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
+        self.first, self.several = rank == 0, count > 1
 
     @classmethod
     def current(cls) -> Ranks:
@@ -52,16 +56,6 @@ class Ranks:
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the rank that logs and writes."""
-        return self.rank == 0
-
-    @property
-    def several(self) -> bool:
-        """Whether there are others."""
-        return self.count > 1
 
     def rows(self, whole: int) -> Rows:
         """Return this rank's rows of a batch, which is cut into as many runs of neighbours as there are ranks.

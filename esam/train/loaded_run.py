@@ -63,11 +63,8 @@ class LoadedRun:
     model: nn.Module
     epoch: int
     """That the weights are of."""
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What goes with the weights to another program: the run, classes, input shape and normalisation."""
-        return describe_weights(self.record, self.epoch)
+    about: dict[str, Any]
+    """What goes with the weights to another program: the run, classes, input shape and normalisation."""
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -138,7 +135,7 @@ def load_run(path: str | Path, *, build_model: Callable[[], nn.Module] | None = 
             f"({' '.join(str(error).split())})"
         ) from error
     model = model.to(device=chosen_device(device), memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, model.eval(), epoch)
+    return LoadedRun(record, model.eval(), epoch, describe_weights(record, epoch))
 
 
 def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:

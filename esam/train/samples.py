@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -104,7 +104,7 @@ def known_targets(samples: Samples) -> Tensor | None:
     return targets if isinstance(targets, Tensor) else None
 
 
-def are_labels(targets: Tensor | None) -> bool:
+def are_labels(targets: Tensor | None) -> TypeGuard[Tensor]:
     """Whether each sample has one class."""
     return targets is not None and targets.dim() == 1 and not targets.is_floating_point()
 

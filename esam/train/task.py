@@ -53,7 +53,7 @@ class Task:
             samples = getattr(self, name)
             _check_samples(name, samples)
             labels, named = known_targets(samples), len(self.classes or ())
-            if named and labels is not None and are_labels(labels) and int(labels.max()) >= named:
+            if named and are_labels(labels) and int(labels.max()) >= named:
                 raise ValueError(
                     f"the {name} labels go up to {int(labels.max())}, and classes names {named}; give a name for each "
                     "class, from 0"
@@ -246,7 +246,7 @@ def data_facts(task: Task) -> Facts:
 
 def _counts(labels: Tensor | None) -> list[int] | None:
     """Return how many samples each class has; None where the targets are no classes, or no tensor tells them."""
-    if labels is None or not are_labels(labels) or int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
+    if not are_labels(labels) or int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
         return None
     counts: list[int] = labels.long().bincount().tolist()
     return counts
