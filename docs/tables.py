@@ -20,8 +20,8 @@ from esam.optim import METHODS  # noqa: E402
 from esam.report.results import results_sheet  # noqa: E402
 from esam.report.sheets import Sheet, as_markdown  # noqa: E402
 from esam.report.summaries import summarise  # noqa: E402
-from esam.train.record import read_records  # noqa: E402
 from experiments import scaling  # noqa: E402
+from experiments.packs import packed_records  # noqa: E402
 from experiments.paper import page as paper_page  # noqa: E402
 from experiments.trial import page as trial_page  # noqa: E402
 
@@ -38,7 +38,7 @@ def record(name: str) -> dict[str, Any]:
 
 def summaries(pack: str) -> list[Any]:
     """Return the methods of a comparison, averaged over seeds; the trials of a search are left out."""
-    records = [r for r in read_records(RESULTS / f"{pack}.jsonl.xz") if "search" not in r.path.parts]
+    records = [r for r in packed_records(RESULTS / f"{pack}.jsonl.xz") if "search" not in r.path.parts]
     (methods,) = summarise(records).values()
     return methods
 

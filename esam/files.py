@@ -95,6 +95,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
     """Keep other processes that ask the same out of a folder; the lock ends with the process, however that ends."""
     from filelock import FileLock, Timeout
 
+    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / ".lock", timeout=0)
     try:
         lock.acquire()

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from esam.train.record import read_pack
+from experiments.packs import read_pack
 
 PACK = Path(__file__).resolve().parent.parent / "results" / "frontier.jsonl.xz"
 TITLES = {

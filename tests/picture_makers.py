@@ -4,22 +4,7 @@ import os
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
 
-import pytest
 from PIL import Image
-
-
-def own_cache(monkeypatch, tmp_path):
-    """A cache of the test's own, and no local copies."""
-    monkeypatch.setenv("ESAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("ESAM_DATA", raising=False)
-    return tmp_path / "cache"
-
-
-def own_datasets(monkeypatch, tmp_path):
-    """The datasets package, with a cache of the test's own."""
-    package = pytest.importorskip("datasets")
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "huggingface"))
-    return package
 
 
 def picture(number, size=(8, 8), mode="RGB"):

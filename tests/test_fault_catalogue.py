@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 from picture_makers import class_folders, picture
@@ -154,13 +153,8 @@ FAULTS = [
     Fault(f"{OURS} --data sizes", "size"),
     Fault(f"{OURS} --data strange", "wolves"),
     Fault(f"{OURS} --data torn", "001.jpg"),
+    Fault("predict own_run kept.csv --model own_parts:net", "--read"),
     Fault("predict run words.png", "words.png", spoil=written("words.png", b"no picture")),
-    Fault("predict own_run new.csv --model own_parts:net", "3 numbers a row", spoil=written("new.csv", b"1,2,3\n")),
-    Fault(
-        "predict own_run new.csv --model own_parts:net", "row 1, column 0", spoil=written("new.csv", b"1,2\nnan,2\n")
-    ),
-    Fault("predict own_run new.npy --model own_parts:net", "no array of plain numbers"),
-    # nothing is overwritten
     Fault("predict own_run kept.csv --out kept.csv --force", "would be overwritten"),
     Fault("predict own_run kept.csv --out precious.csv", "--force"),
     Fault("export run precious.safetensors", "--force"),
@@ -220,7 +214,6 @@ def root(tmp_path_factory):
         picture(1, (9, 8)).save(folder / "sizes" / "cats" / "000.png")
         class_folders(folder / "torn", {"cats": 4, "dogs": 4}, "jpg", (32, 32))
         os.truncate(folder / "torn" / "cats" / "001.jpg", 300)
-        np.save(folder / "new.npy", np.array([{"a": 1}], dtype=object))
         assert main([*f"train {TINY} --epochs 2 --quiet --method sam --out run".split()]) == 0
         own = "train --data own_parts:table --model own_parts:net --epochs 1 --threads 1 --quiet --out own_run"
         assert main(own.split()) == 0

@@ -108,17 +108,15 @@ def test_a_wide_shortcut_starts_after_the_activation_where_it_projects_and_befor
     assert torch.equal(identity(images), images)
 
 
-def test_option_a_keeps_every_second_pixel_and_appends_zeros():
+def test_shortcuts_halve_as_their_papers_say_and_append_zeros():
     images = torch.arange(9.0).reshape(1, 1, 3, 3)
-    expected = torch.tensor([[[0.0, 2.0], [6.0, 8.0]], [[0.0, 0.0], [0.0, 0.0]]])
-    assert torch.equal(padded_shortcut(1, 2, 2)(images)[0], expected)
-
-
-def test_the_pyramid_shortcut_averages_the_pixels_that_are_there_and_appends_zeros():
-    images = torch.arange(9.0).reshape(1, 1, 3, 3)
-    # Rows 0 1 2 / 3 4 5 / 6 7 8: the last window of a row or column holds two pixels, the corner one.
-    expected = torch.tensor([[[2.0, 3.5], [6.5, 8.0]], [[0.0, 0.0], [0.0, 0.0]]])
-    assert torch.equal(PyramidBlock(1, 2, 2).shortcut(images)[0], expected)
+    # Rows 0 1 2 / 3 4 5 / 6 7 8. Option A keeps every second pixel; the pyramid averages the pixels that are there: the
+    # last window of a row or column holds two, the corner one.
+    for shortcut, kept in (
+        (padded_shortcut(1, 2, 2), [[0.0, 2.0], [6.0, 8.0]]),
+        (PyramidBlock(1, 2, 2).shortcut, [[2.0, 3.5], [6.5, 8.0]]),
+    ):
+        assert shortcut(images)[0].tolist() == [kept, [[0.0, 0.0], [0.0, 0.0]]]
 
 
 def test_attention_is_the_textbook_softmax_of_each_head():
@@ -175,6 +173,8 @@ def test_convolutions_start_with_the_variance_of_he_et_al():
 
 @each_kind
 def test_channels_last_gives_the_same_scores_and_is_kept_up_to_the_head(kind):
+    expected_layout = torch.contiguous_format if kind == "mlp" else torch.channels_last
+    assert fastest_memory_format(seeded(kind)) is expected_layout
     # A layer that fell back to the contiguous layout would silently lose what fastest_memory_format promises.
     model, images = in_float64(kind, 2)
     expected = model.eval()(images)
@@ -189,14 +189,6 @@ def test_channels_last_gives_the_same_scores_and_is_kept_up_to_the_head(kind):
         module.register_forward_hook(note_layout)
     agree(model(images.contiguous(memory_format=torch.channels_last)), expected)
     assert strays == []
-
-
-@pytest.mark.parametrize(
-    ("kind", "layout"),
-    [("resnet8", torch.channels_last), ("cnn", torch.channels_last), ("mlp", torch.contiguous_format)],
-)
-def test_convolutional_networks_prefer_channels_last(kind, layout):
-    assert fastest_memory_format(seeded(kind)) is layout
 
 
 def test_torch_compile_takes_every_kind_of_block_in_one_graph():
@@ -216,13 +208,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(wrong, right)
     assert all(name in str(error.value) for name in MODELS) and ("Did you mean" in str(error.value)) == bool(right)
 
 
-def test_without_timm_its_models_say_how_to_install_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "timm", None)  # makes the import fail, installed or not
-    with pytest.raises(ValueError, match=r"timm/convnext_tiny needs the timm package .*: pip install timm"):
-        build_model("timm/convnext_tiny", classes=10)
-
-
-def test_timm_is_told_the_classes_and_channels(monkeypatch):
+def test_timm_is_told_the_classes_and_channels_and_its_absence_how_to_install_it(monkeypatch):
     timm = SimpleNamespace(
         is_model=lambda name: name == "convnext_tiny",
         list_models=lambda: ["convnext_tiny"],
@@ -232,3 +218,6 @@ def test_timm_is_told_the_classes_and_channels(monkeypatch):
     assert build_model("timm/convnext_tiny", classes=7, channels=1) == ("convnext_tiny", 7, 1)
     with pytest.raises(ValueError, match="no model 'timm/convnext_tyni'. Did you mean 'convnext_tiny'"):
         build_model("timm/convnext_tyni", classes=7)
+    monkeypatch.setitem(sys.modules, "timm", None)  # makes the import fail, installed or not
+    with pytest.raises(ValueError, match=r"timm/convnext_tiny needs the timm package .*: pip install timm"):
+        build_model("timm/convnext_tiny", classes=7)

@@ -1,6 +1,7 @@
 """One run on two ranks, as torchrun starts them: is it the run of one process, and does it go on as one?
 
-One pair of processes trains every method of the registry by the trainer's own loop; the tests read what they saw.
+One pair of processes trains by the trainer's own loop; the tests read what they saw. The steps of every method are in
+test_distributed.py.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from two_ranks import RANKS, assert_near, needs_gloo, on_two_ranks
 from esam import METHODS
 from esam.cli import main
 from esam.train import Checkpoint, Config, evaluate, fit, run
-from esam.train.batches import Batches, Normalise
+from esam.train.batches import Batches, Normalise, parts_of
 from esam.train.distributed import Ranks, in_parallel
 from esam.train.record import read_record
 from experiments.scaling import EXCHANGES
@@ -26,11 +27,7 @@ pytestmark = [needs_gloo, pytest.mark.slow]
 
 BATCH, EPOCHS = 8, 10
 SAMPLES = 4 * BATCH + 1  # in 5 batches, the last of a single sample: one rank has none of its own
-EVEN = 5 * BATCH
-CHOOSERS = {
-    name for name, row in METHODS.items() if row.effective().get("gamma", 1) < 1 or row.effective().get("share", 1) < 1
-}
-"""Methods that choose samples: each rank does among its own, so one process would choose others."""
+TRAINED = ("base", "sam", "looksam")
 COUNTED_STEPS = 20
 COUNTED = list(EXCHANGES)
 DRAWN_BY_CHANCE = {"esam", "esam-swp", "esam-random"}
@@ -52,19 +49,14 @@ def samples(count, seed=1):
     return x, torch.randint(0, 3, (count,), generator=generator)
 
 
-def settings_of(name, total):
-    wanted = {"perturbation": "global", "total_steps": total, "seed": 3}
-    return {key: value for key, value in wanted.items() if key == "seed" or key in METHODS[name].options()}
-
-
 def fitted(name, ranks, *, epochs=EPOCHS, checkpoint=None):
     """Train by the trainer's loop; return weights, training losses and test figures of every epoch."""
-    count = EVEN if name in CHOOSERS else SAMPLES
-    train = Batches(samples(count), BATCH, seed=5)
+    train = Batches(samples(SAMPLES), BATCH, seed=5)
     test = [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
     model = in_parallel(net(), ranks)
     base = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
-    optimizer = METHODS[name](base, model, **settings_of(name, EPOCHS * len(train)))
+    settings = {"perturbation": "global"} if "perturbation" in METHODS[name].options() else {}
+    optimizer = METHODS[name](base, model, seed=3, **settings)
     seen = []
     fit(model, optimizer, train, test, epochs=epochs, ranks=ranks, checkpoint=checkpoint, on_epoch=seen.append)
     figures = [(line["train_loss"], line["test_loss"], line["test_accuracy"], line["images"]) for line in seen]
@@ -157,7 +149,7 @@ def refused(command):
 def cases(rank, folder):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), ESAM_CACHE=str(folder / "cache"))
     ranks = Ranks.current()
-    for name in METHODS:
+    for name in TRAINED:
         yield ("ddp", name), functools.partial(fitted, name, ranks)
     yield "resumed", functools.partial(resumed, ranks, folder)
     yield "joined later", functools.partial(fitted, "base-ema", ranks, checkpoint=Checkpoint(folder / "one-half"))
@@ -189,38 +181,33 @@ def ranks(folder):
 # What must hold -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in CHOOSERS])
+@pytest.mark.parametrize("name", TRAINED)
 def test_two_ranks_with_one_eps_train_as_one_process_does_on_the_joined_batches(ranks, name):
     """Over 50 steps, in float64, where sums in another order agree to some 1e-14."""
     weights, figures, passes = fitted(name, Ranks())
     for seen in ranks:
         there, told, counted = seen["ddp", name]
         torch.testing.assert_close(told, figures, rtol=0, atol=1e-6)
-        assert_within(there, weights)
+        for x, y in zip(there, weights, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
     assert counted == pytest.approx(passes, rel=0.05)  # a borrowed sample runs too
-
-
-def assert_within(a, b):
-    for x, y in zip(a, b, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "basic", "inception"])
 def test_the_parts_of_a_batch_are_augmented_as_the_whole_is(augment):
     images = torch.randint(0, 256, (10, 3, 16, 16), generator=torch.Generator().manual_seed(0)).byte()
     batches = Batches((images, torch.arange(10)), 7, transform=Normalise((0.5,) * 3, (0.2,) * 3), augment=augment)
-    for (joined, rows), (x, y) in zip(
-        joined_parts(lambda ranks: batches.parts(ranks, 2)), batches.epoch(2), strict=True
-    ):
+    for (joined, rows), (x, y) in zip(joined_parts(batches, 2), batches.epoch(2), strict=True):
         assert torch.equal(rows, y)
         # not bit for bit: a vector kernel may round the end of a shorter batch otherwise
         torch.testing.assert_close(joined, x)
 
 
-def joined_parts(parts_of, ranks=3):
+def joined_parts(batches, epoch, ranks=3):
     """Return, batch by batch, what the ranks count of it, next to each other."""
-    shares = zip(*(parts_of(Ranks(rank, ranks)) for rank in range(ranks)), strict=True)
-    return [(torch.cat([o.x[: o.counted] for o in own]), torch.cat([o.y[: o.counted] for o in own])) for own in shares]
+    shares = zip(*(parts_of(batches, Ranks(rank, ranks), epoch) for rank in range(ranks)), strict=True)
+    counted = [[(x, y) for x, y, rows in own if rows.weight] for own in shares]
+    return [tuple(torch.cat(part) for part in zip(*own, strict=True)) for own in counted]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -229,12 +216,9 @@ def test_every_sample_is_some_ranks_once_and_a_steps_parts_make_up_the_batch_of_
     rows = torch.arange(SAMPLES)
     batches = Batches((rows.double()[:, None], rows), BATCH, seed=5)
     whole = [(rows[a : a + BATCH], rows[a : a + BATCH]) for a in range(0, SAMPLES, BATCH)]
-    for parts_of, order in (
-        (lambda own: batches.parts(own, 1), batches.order(1)),
-        (lambda own: batches.parts(own), rows),
-        (lambda own: own.parts(whole), rows),
-    ):
-        assert [y.tolist() for _, y in joined_parts(parts_of, ranks)] == [b.tolist() for b in order.split(BATCH)]
+    for given, epoch, order in ((batches, 1, batches.order(1)), (batches, None, rows), (whole, None, rows)):
+        found = [y.tolist() for _, y in joined_parts(given, epoch, ranks)]
+        assert found == [b.tolist() for b in order.split(BATCH)]
 
 
 def test_a_run_saved_on_two_ranks_goes_on_on_two_and_on_one(ranks, folder):
@@ -314,10 +298,9 @@ def test_evaluation_on_ranks_adds_up_to_that_of_one_process(monkeypatch):
     model, batches = net(), [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
     whole = evaluate(model, batches)
     told = []
+    monkeypatch.setattr(Ranks, "sum", lambda _, values: told.append(values) or [1.0] * len(values))
     for rank in range(3):
-        ranks = Ranks(rank, 3)
-        monkeypatch.setattr(ranks, "sum", lambda values: told.append(values) or [1.0] * len(values))
-        evaluate(model, batches, ranks=ranks)
+        evaluate(model, batches, ranks=Ranks(rank, 3))
     total, _, correct, count, labels, _ = (sum(column) for column in zip(*told, strict=True))
     assert (count, labels) == (10, 10)
     assert total / count == pytest.approx(whole["test_loss"], abs=1e-12)
@@ -329,6 +312,6 @@ def test_the_weights_of_parts_make_the_mean_over_ranks_that_of_the_batch():
     for count in (1, 2, 3, 9):
         means = []
         for rank in range(count):
-            (part,) = Ranks(rank, count).parts([(losses, losses)])
-            means.append(Ranks(rank, count).weight(part) * part.y.mean())
+            ((_, part, rows),) = parts_of([(losses, losses)], Ranks(rank, count))
+            means.append(rows.weight * part.mean())
         assert float(sum(means) / count) == pytest.approx(float(losses.mean()), abs=1e-12)

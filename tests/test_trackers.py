@@ -13,7 +13,7 @@ from esam import METHODS, RECOMMENDED, SAM
 from esam.cli import main
 from esam.train import Config
 from esam.train.record import read_record
-from esam.train.trackers import StepValues, find_tracker
+from esam.train.trackers import StepValues, Tracker
 
 WORDS = "train --data digits --model mlp --train-size 100 --batch-size 50 --epochs 2 --threads 1 --quiet"
 TINY = WORDS.split()
@@ -123,7 +123,7 @@ def test_mlflow_has_the_figures_of_the_record_in_the_runs_folder_and_a_resumed_r
 
     assert main([*TINY, "--track", "mlflow", "--out", str(tmp_path)]) == 0
     record = read_record(tmp_path / "record.jsonl")
-    again = find_tracker("mlflow", tmp_path, Config.from_json(record.config))
+    again = Tracker("mlflow", tmp_path, Config.from_json(record.config))
     again.epoch({"epoch": 3, "train_loss": 0.5})
     again.end()
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")

@@ -27,10 +27,8 @@ def export(arguments: list[str]) -> None:
     if options.out.suffix != ".safetensors":
         raise ValueError(f"the file must end in .safetensors, got {options.out}")
     from esam.files import check_new
-    from esam.train.loaded_run import describe_weights, run_weights
-    from esam.train.tensor_files import write_tensors
+    from esam.train.loaded_run import export_weights
 
     check_new(options.out, force=options.force, option="OUT")
-    record, tensors, epoch = run_weights(options.run)
-    write_tensors(options.out, tensors, describe_weights(record, epoch))
+    export_weights(options.run, options.out)
     print(options.out)

@@ -12,12 +12,12 @@ from .parsing import POSITIONAL, parse
 
 @dataclass(frozen=True)
 class PredictOptions:
-    """Predict on pictures, or on the rows of tables, with a trained run; CSV or JSON."""
+    """Predict on pictures, or on files of your own kind, with a trained run; CSV or JSON."""
 
     run: Annotated[Path, POSITIONAL]
     """Folder of a run."""
     files: Annotated[tuple[Path, ...], POSITIONAL]
-    """Pictures, folders of pictures, or tables of numbers (.csv, .npy) with a sample in each row."""
+    """Pictures, folders of pictures, or files that --read reads."""
     out: Path | None = None
     """File to write; printed if not given."""
     force: bool = False

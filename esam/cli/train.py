@@ -37,11 +37,11 @@ def train(arguments: list[str]) -> None:
     from esam.runs.plan import PlannedRun
     from esam.runs.preflight import check
     from esam.train.distributed import Ranks
-    from esam.train.trackers import find_tracker
+    from esam.train.trackers import Tracker
 
     check([PlannedRun(config, options.out)], options.out, report=False)
     first = Ranks.current().first  # on several ranks this one alone tells, and writes
-    trackers = [find_tracker(name, options.out, config) for name in options.track] if first else []
+    trackers = [Tracker(name, options.out, config) for name in options.track] if first else []
     try:
         record = _trained(config, options, trackers, Console(quiet=options.quiet or not first))
     finally:

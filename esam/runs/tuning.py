@@ -21,7 +21,7 @@ from esam.report.results import tried_sheet
 from esam.report.sheets import as_text
 from esam.train.config import Config, find_method
 from esam.train.distributed import Ranks
-from esam.train.draws import generator_for
+from esam.train.samples import generator_for
 
 from .plan import SEED, Comparison, PlannedRun, configured, folder_of, plan
 

@@ -1,7 +1,8 @@
 """How does a batch of images vary from one epoch to the next?
 
-Every augmentation takes a raw batch ``(N, C, H, W)``, a generator, and maybe which rows of a larger batch these are,
-whose draws they get; it gives a batch of the same shape, which is normalised afterwards.
+Every augmentation takes raw images ``(N, C, H, W)``, a generator, and which rows of their batch these are: draws are
+made for the whole batch, so that ranks see what one process would. It gives images of the same shape, which are
+normalised afterwards.
 
 Drawing (``draw_*``, on the CPU, so that every device sees the same draws) is apart from applying (``shifted``,
 ``flipped``, ``resized_crops``, on the batch's own device), and nothing loops over samples. Batches that are
@@ -12,62 +13,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .config import did_you_mean
+from .distributed import Rows
 
-if TYPE_CHECKING:
-    from .distributed import Rows
-
-Augmentation = Callable[[Tensor, torch.Generator, "Rows | None"], Tensor]
+Augmentation = Callable[[Tensor, torch.Generator, Rows], Tensor]
 
 BOX_AREA = (0.08, 1.0)  # Szegedy et al. 2015, "Going deeper with convolutions", section 6
 BOX_ASPECT = (3 / 4, 4 / 3)
 BOX_ATTEMPTS = 10
 
 
-def none(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
-    """Give the images as they are."""
-    return images
-
-
-def shift(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+def shift(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Pad with black, crop at random; for pictures whose mirror image means something else, such as digits.
 
     The padding is an eighth of the shorter side: the usual 4 at 32, and 1 at 8.
     """
     pad = min(images.shape[2:]) // 8
-    top, left = draw_shifts(_count(images, among), pad, generator)
-    return shifted(images, _rows_of(top, among), _rows_of(left, among), pad)
+    top, left = draw_shifts(rows.whole, pad, generator)
+    return shifted(images, top[rows.index], left[rows.index], pad)
 
 
-def basic(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+def basic(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Mirror every other image at random, then pad with black and crop at random."""
-    flips = draw_flips(_count(images, among), generator)
-    return shift(flipped(images, _rows_of(flips, among)), generator, among)
+    flips = draw_flips(rows.whole, generator)
+    return shift(flipped(images, flips[rows.index]), generator, rows)
 
 
-def inception(images: Tensor, generator: torch.Generator, among: Rows | None = None) -> Tensor:
+def inception(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Enlarge a random box of 8 to 100 % of the area, aspect 3/4 to 4/3, to the whole image; mirror at random."""
     height, width = images.shape[2:]
-    boxes = draw_boxes(_count(images, among), height, width, generator)
-    flips = draw_flips(_count(images, among), generator)
-    return resized_crops(images, _rows_of(boxes, among), _rows_of(flips, among))
+    boxes = draw_boxes(rows.whole, height, width, generator)
+    flips = draw_flips(rows.whole, generator)
+    return resized_crops(images, boxes[rows.index], flips[rows.index])
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {"none": none, "shift": shift, "basic": basic, "inception": inception}
-
-
-def find_augmentation(name: str) -> Augmentation:
-    """Look an augmentation up by name; an unknown name is answered with the nearest known one."""
-    if name not in AUGMENTATIONS:
-        hint = did_you_mean(name, AUGMENTATIONS)
-        raise ValueError(f"augment must be one of {', '.join(AUGMENTATIONS)}, got {name!r}.{hint}")
-    return AUGMENTATIONS[name]
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "none": lambda images, *_: images,
+    "shift": shift,
+    "basic": basic,
+    "inception": inception,
+}
 
 
 def draw_shifts(count: int, pad: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -138,16 +127,6 @@ def resized_crops(images: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
     y = box_height / height * _pixel_centres(height, images.device) + (2 * top + box_height) / height - 1
     grid = torch.stack([x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], dim=3)
     return functional.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-def _count(images: Tensor, among: Rows | None) -> int:
-    """Give how many images draws are made for."""
-    return len(images) if among is None else among.whole
-
-
-def _rows_of(draws: Tensor, among: Rows | None) -> Tensor:
-    """Give the draws of these images out of those of the whole batch."""
-    return draws if among is None else draws[among.slice]
 
 
 def _channels_inside(images: Tensor) -> Tensor:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 import random
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader
 
-from .augment import find_augmentation
-from .distributed import Part, Ranks, Rows
-from .draws import generator_for
-from .samples import Batch, Samples, as_pair, bytes_of, on_device, rows_of, sample_count
+from .augment import AUGMENTATIONS
+from .distributed import Ranks, Rows
+from .samples import Batch, Inputs, Samples, as_pair, generator_for, leaves_of, on_device, rows_of, sample_count
 
 Transform = Callable[[Tensor], Tensor]
 """A batch of inputs as they are stored -> as the model takes them."""
+Part = tuple[Inputs, Tensor, Rows]
+"""What a rank sees of a batch: inputs, targets, and which rows of the batch these are."""
 MOST_ON_DEVICE = 2**30
 """Bytes of inputs that move to the device at once; more stay where they are, and batches move."""
 
@@ -47,9 +49,10 @@ class Batches:
     ) -> None:
         self.batch_size, self._seed, self._device = batch_size, seed, torch.device(device)
         self._memory_format, self._transform = memory_format, transform
-        self._augment, self._workers = find_augmentation(augment), workers or 0
-        small = isinstance(samples, tuple) and bytes_of(samples[0]) <= MOST_ON_DEVICE
-        self._samples = (on_device(samples[0], device), samples[1].to(device)) if small else samples
+        self._augment, self._workers = AUGMENTATIONS[augment], workers or 0
+        if isinstance(samples, tuple) and sum(part.nbytes for part in leaves_of(samples[0])) <= MOST_ON_DEVICE:
+            samples = on_device(samples[0], device), samples[1].to(device)
+        self._samples = samples
 
     def __len__(self) -> int:
         """Give the number of batches in an epoch."""
@@ -61,89 +64,66 @@ class Batches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the shuffled, augmented batches of epoch ``number``."""
-        return (part[:2] for part in self.parts(Ranks(), number))
+        return ((x, y) for x, y, _ in self.parts(Ranks(), number))
 
     def __iter__(self) -> Iterator[Batch]:
         """Give every sample once, in stored order and not augmented: for evaluation."""
-        return (part[:2] for part in self.parts(Ranks()))
+        return ((x, y) for x, y, _ in self.parts(Ranks()))
 
     def parts(self, ranks: Ranks, number: int | None = None) -> Iterator[Part]:
         """Give a rank's parts of the batches of epoch ``number``, or of all in order; nothing else is read.
 
         What is drawn at random is the same, however many ranks there are.
         """
-        for index, (rows, x, y) in enumerate(self._read(ranks, number)):
+        order = torch.arange(sample_count(self._samples)) if number is None else self.order(number)
+        batches = torch.split(order, self.batch_size)
+        parts = [ranks.rows(len(batch)) for batch in batches]
+        read = self._read([batch[rows.index] for batch, rows in zip(batches, parts, strict=True)])
+        for index, (rows, (x, y)) in enumerate(zip(parts, read, strict=True)):
             if number is not None:
                 x = self._augment(x, generator_for("augment", self._seed, number, index), rows)
             if self._transform is not None:
                 x = self._transform(x)
             if isinstance(x, Tensor) and x.dim() == 4:
                 x = x.contiguous(memory_format=self._memory_format)
-            yield Part(x, y, rows.counted, rows.whole)
+            yield x, y, rows
 
-    def _read(self, ranks: Ranks, number: int | None) -> Iterator[tuple[Rows, Any, Tensor]]:
-        """Give this rank's rows of each batch, with their inputs as they are stored and their targets."""
-        order = torch.arange(sample_count(self._samples)) if number is None else self.order(number)
-        batches = torch.split(order, self.batch_size)
-        places = [ranks.rows(len(batch)) for batch in batches]
-        wanted = [batch[rows.slice] for batch, rows in zip(batches, places, strict=True)]
+    def _read(self, wanted: Sequence[Tensor]) -> Iterator[Batch]:
+        """Give the samples at these rows, batch by batch, with their inputs as they are stored."""
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
-            placed = (rows.to(targets.device) for rows in wanted)
-            read: Iterator[Batch] = ((on_device(rows_of(inputs, r), self._device), targets[r]) for r in placed)
-        else:
-            read = read_rows(self._samples, wanted, workers=self._workers, device=self._device)
-        for rows, (x, y) in zip(places, read, strict=True):
-            yield rows, x, y
+            for rows in wanted:
+                here = rows.to(targets.device)
+                yield on_device(rows_of(inputs, here), self._device), targets[here]
+            return
+        loader = DataLoader(
+            self._samples,
+            batch_sampler=[rows.tolist() for rows in wanted],
+            num_workers=self._workers,
+            pin_memory=self._device.type == "cuda",
+            generator=generator_for("workers"),  # else the loader draws its seed from the global generator
+        )
+        for x, y in map(as_pair, loader):
+            yield on_device(x, self._device), y
 
 
-def read_rows(
-    samples: Dataset[Any], batches: Sequence[Tensor], *, workers: int, device: torch.device
-) -> Iterator[Batch]:
-    """Give the rows of a Dataset batch by batch, read ahead of need by worker processes; with 0 workers, here."""
-    loader = DataLoader(
-        _Rows(samples),
-        batch_sampler=[rows.tolist() for rows in batches],
-        num_workers=workers,
-        collate_fn=_collate,
-        pin_memory=device.type == "cuda",
-        generator=generator_for("workers"),  # else the loader draws its seed from the global generator
-    )
-    for batch in loader:
-        if isinstance(batch, ValueError):
-            raise batch
-        x, y = as_pair(batch)
-        yield on_device(x, device), y
+def parts_of(batches: Any, ranks: Ranks, epoch: int | None = None) -> Iterator[Part]:
+    """Give a rank's part of each batch, of an epoch where the batches have epochs.
 
-
-class _Rows(Dataset[Any]):
-    """Rows of a Dataset; one that cannot be read comes back as its error.
-
-    Raised inside a worker, it would reach the user wrapped in the worker's own traceback, and leave workers behind that
-    take seconds to end.
+    ``Batches`` read nothing else; any other batches must be the same on every rank.
     """
-
-    def __init__(self, samples: Dataset[Any]) -> None:
-        self._samples = samples
-
-    def __getitem__(self, row: int) -> Any:
-        try:
-            return self._samples[row]
-        except ValueError as error:
-            return error
-
-
-def _collate(rows: list[Any]) -> Any:
-    """Make a batch of rows, or give the first error among them."""
-    return next((row for row in rows if isinstance(row, ValueError)), None) or default_collate(rows)
+    if isinstance(batches, Batches):
+        yield from batches.parts(ranks, epoch)
+        return
+    for x, y in map(as_pair, batches.epoch(epoch) if epoch and hasattr(batches, "epoch") else batches):
+        rows = ranks.rows(len(y))
+        yield (rows_of(x, rows.index), y[rows.index], rows) if ranks.several else (x, y, rows)
 
 
 class Normalise:
     """Turns images of 0..255 into float32 with ``(x / 255 - mean) / std`` in each channel, channels_last in memory."""
 
     def __init__(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
-        if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
-            raise ValueError(f"std must hold {len(mean)} positive numbers, one for each mean, got {std}")
         self.mean, self.std = mean, std
         precise_mean, precise_std = torch.tensor(mean, dtype=torch.float64), torch.tensor(std, dtype=torch.float64)
         self._scale = (1 / (255 * precise_std)).float()
@@ -178,14 +158,18 @@ class SeededLoader:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """Give the batches of epoch ``number``."""
-        streams = _Streams(generator_for("loader", self._seed, number).initial_seed() % 2**32)
+        seed = generator_for("loader", self._seed, number).initial_seed() % 2**32
         for owner in (self.loader, getattr(self.loader, "sampler", None)):
             if isinstance(generator := getattr(owner, "generator", None), torch.Generator):
-                generator.manual_seed(streams.seed)
-        with streams:
+                generator.manual_seed(seed)
+        states = _random_states()
+        with _random_streams(states):
+            torch.default_generator.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed)
             batches = iter(self.loader)
         while True:
-            with streams:
+            with _random_streams(states):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -196,29 +180,23 @@ class SeededLoader:
         return self.epoch(0)
 
 
-class _Streams:
-    """Random streams of torch, Python and NumPy that are in the place of the global ones inside the block."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed, self._other = seed, _states()
-        torch.default_generator.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
-        self._exchange()
-
-    def _exchange(self, *error: object) -> None:
-        """Put the global streams and the other ones in each other's place."""
-        now = _states()
-        torch.set_rng_state(self._other[0])
-        random.setstate(self._other[1])
-        if self._other[2] is not None:
-            sys.modules["numpy"].random.set_state(self._other[2])
-        self._other = now
-
-    __enter__ = __exit__ = _exchange
+@contextmanager
+def _random_streams(states: list[Any]) -> Iterator[None]:
+    """Put these states of torch's, Python's and NumPy's streams in the place of the global ones; update them after."""
+    outside = _random_states()
+    _set_random_states(states)
+    try:
+        yield
+    finally:
+        states[:] = _random_states()
+        _set_random_states(outside)
 
 
-def _states() -> tuple[Any, ...]:
-    numpy = sys.modules.get("numpy")
-    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+def _random_states() -> list[Any]:
+    return [torch.get_rng_state(), random.getstate(), np.random.get_state()]
+
+
+def _set_random_states(states: list[Any]) -> None:
+    torch.set_rng_state(states[0])
+    random.setstate(states[1])
+    np.random.set_state(states[2])

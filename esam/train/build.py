@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from esam.analysis.doctor import StepMonitor, watching
 from esam.optim import SharpnessAware
 
-from .augment import find_augmentation
+from .augment import AUGMENTATIONS
 from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
 from .datasets import check_memory, load_data
@@ -23,18 +23,21 @@ from .distributed import Ranks, in_parallel, local_rank
 from .evaluation import PRECISIONS, Metric, autocast
 from .loop import SCHEDULES, Epochs
 from .models import build_model, fastest_memory_format
-from .samples import Batch, Inputs, Samples, outputs_of
-from .task import Facts, Task, as_task, data_facts, make_model
+from .samples import Batch, Inputs, outputs_of
+from .task import Facts, Task, data_facts, make_model
 
 BASE_TITLES = {"sgd": "SGD", "adamw": "AdamW"}
-
-
+CHOICES: dict[str, Collection[str]] = {
+    "optimizer": BASE_TITLES,
+    "schedule": SCHEDULES,
+    "precision": PRECISIONS,
+    "augment": AUGMENTATIONS,
+}
 EVALUATION_BATCH = 500
 
 
 def title(config: Config) -> str:
     """Return the name that people read: SGD, SAM, ESAM ..."""
-    _check_choice("optimizer", config.optimizer, BASE_TITLES)
     return find_method(config.method).named(BASE_TITLES[config.optimizer])
 
 
@@ -50,18 +53,14 @@ def build_optimizer(
         if name not in method.options():
             takes = ", ".join(method.options()) or "none"
             raise ValueError(f"{config.method} takes no {name}; its settings: {takes}")
-    base = configured_base(config, model) if base is None else base
+    if base is None:
+        how: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+        if config.optimizer == "sgd":
+            base = torch.optim.SGD(model.parameters(), momentum=config.momentum, **how)
+        else:
+            base = torch.optim.AdamW(model.parameters(), **how)
     length = {"total_steps": total_steps} if total_steps is not None and "total_steps" in method.options() else {}
     return method(base, model, seed=config.seed, **{**length, **config.settings})
-
-
-def configured_base(config: Config, model: nn.Module) -> Optimizer:
-    """Return the configured base optimizer."""
-    if config.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), lr=config.lr, momentum=config.momentum, weight_decay=config.weight_decay
-        )
-    return torch.optim.AdamW(model.parameters(), lr=config.lr, weight_decay=config.weight_decay)
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Parts:
 
 def build_parts(
     config: Config,
-    task: Task | tuple[Samples, Samples] | None = None,
+    task: Task | None = None,
     *,
     facts: Facts | None = None,
     model: nn.Module | None = None,
@@ -94,7 +93,6 @@ def build_parts(
     if task is None:  # else the optimizer may be the user's own, and its name no choice
         check_choices(config)
         task = configured_task(config)
-    task = as_task("task", task)
     device = chosen_device(config.device)
     facts = data_facts(task) if facts is None else facts
     model = prepared_model(config, task, device) if model is None else _placed(model, device)
@@ -117,15 +115,8 @@ def configured_task(config: Config) -> Task:
     if config.size is not None:  # before anything is decoded; 8 bytes: float32, and as much again in the first layer
         batch = f"a batch of {config.batch_size} pictures of {config.size}x{config.size}"
         check_memory(8 * config.batch_size * config.size**2, batch, "size or batch_size")
-    return load_data(
-        config.data,
-        label_column=config.label_column,
-        image_column=config.image_column,
-        train_size=config.train_size,
-        label_noise=config.label_noise,
-        size=config.size,
-        validation=config.validation,
-    )
+    names = ("label_column", "image_column", "train_size", "label_noise", "size", "validation")
+    return load_data(config.data, **{name: getattr(config, name) for name in names})
 
 
 def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Module:
@@ -174,15 +165,9 @@ def chosen_device(name: str) -> torch.device:
 
 def check_choices(config: Config) -> None:
     """Refuse a word that names no optimizer, schedule, precision or augmentation."""
-    _check_choice("optimizer", config.optimizer, BASE_TITLES)
-    _check_choice("schedule", config.schedule, SCHEDULES)
-    _check_choice("precision", config.precision, PRECISIONS)
-    find_augmentation(config.augment)
-
-
-def _check_choice(name: str, value: str, known: Collection[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
+    for name, known in CHOICES.items():
+        if (value := getattr(config, name)) not in known:
+            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
 
 
 def examine(config: Config, steps: int) -> StepMonitor:

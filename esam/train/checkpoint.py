@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import os
 import pickle
 import warnings
 import zipfile
@@ -19,9 +18,8 @@ from torch.amp.grad_scaler import GradScaler
 from esam.files import remove_unfinished, write_atomically
 from esam.optim import SharpnessAware
 
-from .distributed import Ranks
-from .draws import generator_for
-from .samples import unwrapped
+from .distributed import Ranks, unwrapped
+from .samples import generator_for
 
 State = dict[str, Any]
 DISTRUST = "it may run code when it is loaded, so it is not; take a checkpoint that esam has written"
@@ -38,14 +36,16 @@ class Checkpoint:
         self.folder = Path(folder)
         self.path = self.folder / "checkpoint.pt"
         self.previous = self.folder / "checkpoint.previous.pt"
+        self._damaged = False
 
     def save(self, state: State) -> None:
-        """Write a state; the last one is kept as the previous one. On a full disk both stay as they were."""
+        """Write a state; the last one is kept, unless it was found damaged. On a full disk both stay as they were."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.path)
-        write_atomically(self.path, buffer.getbuffer(), previous=self.previous)
+        write_atomically(self.path, buffer.getbuffer(), previous=None if self._damaged else self.previous)
+        self._damaged = False
 
     def load(self) -> State | None:
         """Return the newest state that is whole, None if there is none; a damaged file is reported and left there."""
@@ -54,18 +54,11 @@ class Checkpoint:
             try:
                 return read_state(path)
             except ValueError as error:
+                self._damaged |= path == self.path
                 warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
         if there:
             raise ValueError(f"no checkpoint in {self.folder} can be read; delete the folder to start the run again")
         return None
-
-    def set_damaged_aside(self) -> None:
-        """Rename the newest file if it is damaged: the next save would else put it in the place of the good one."""
-        if self.path.exists():
-            try:
-                read_state(self.path)
-            except ValueError:
-                os.replace(self.path, self.path.with_suffix(".damaged"))
 
 
 def read_state(path: Path) -> State:
@@ -114,20 +107,19 @@ class Progress:
     """Whether the training loss ceased to be a finite number, which ends a run."""
 
 
+@dataclass(frozen=True)
 class Resumable:
     """The parts of a run that have a state: model, optimizer, scaler, and its random streams."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: SharpnessAware,
-        scaler: GradScaler | None,
-        device: torch.device,
-        ranks: Ranks,
-    ) -> None:
-        self.model, self.optimizer, self.device, self.ranks = unwrapped(model), optimizer, device, ranks
-        scalers = {} if scaler is None else {"scaler": scaler}
-        self.parts: dict[str, Any] = {"model": self.model, "optimizer": optimizer, **scalers}
+    model: nn.Module
+    optimizer: SharpnessAware
+    scaler: GradScaler | None
+    device: torch.device
+    ranks: Ranks
+
+    def _parts(self) -> dict[str, Any]:
+        parts = {"model": unwrapped(self.model), "optimizer": self.optimizer, "scaler": self.scaler}
+        return {name: part for name, part in parts.items() if part is not None}
 
     def save(self, checkpoint: Checkpoint, progress: Progress) -> None:
         """Write everything that going on bit for bit needs: one file, whatever the number of ranks."""
@@ -136,16 +128,12 @@ class Resumable:
             random["device"] = torch.get_device_module(self.device).get_rng_state(self.device)
         of_ranks = self.ranks.all_of(random)
         if self.ranks.first:
-            states = {name: part.state_dict() for name, part in self.parts.items()} | self._evaluated()
+            states = {name: part.state_dict() for name, part in self._parts().items()}
+            if type(self.optimizer).evaluation_weights is not SharpnessAware.evaluation_weights:
+                with self.optimizer.evaluation_weights():  # those to use are others than those that it trains
+                    states["evaluated"] = copy.deepcopy(unwrapped(self.model).state_dict())
             others = {"random_of_ranks": of_ranks} if self.ranks.several else {}
             checkpoint.save({**states, "progress": asdict(progress), "random": random, **others})
-
-    def _evaluated(self) -> State:
-        """Return the weights to use, where an optimizer has others than those that it trains: an average, say."""
-        if type(self.optimizer).evaluation_weights is SharpnessAware.evaluation_weights:
-            return {}
-        with self.optimizer.evaluation_weights():
-            return {"evaluated": copy.deepcopy(self.model.state_dict())}
 
     def load(self, checkpoint: Checkpoint | None) -> Progress:
         """Take everything back and return how far the run had come; a fresh start if nothing was saved.
@@ -156,39 +144,32 @@ class Resumable:
         if state is None or checkpoint is None:
             self._reseed_rank(0)
             return Progress()
-        if self.ranks.first:
-            checkpoint.set_damaged_aside()
-        for name in self.parts:
-            if name not in state:
-                raise ValueError(
-                    f"{checkpoint.folder} was saved by a run without a {name}; resume with what that run had, or "
-                    "choose another folder"
-                )
+        parts = self._parts()
+        if absent := [name for name in parts if name not in state]:
+            raise ValueError(
+                f"{checkpoint.folder} was saved by a run without a {absent[0]}; resume with what that run had, or "
+                "choose another folder"
+            )
         run_state(state, checkpoint.folder)
         try:
-            return self._restore(state)
+            progress = Progress(**state["progress"])
+            for name, part in parts.items():
+                part.load_state_dict(state[name])
+            of_ranks = state.get("random_of_ranks", [state["random"]])
+            if self.ranks.rank >= len(of_ranks):
+                self._reseed_rank(progress.epoch)
+                return progress
+            random = of_ranks[self.ranks.rank]
+            torch.set_rng_state(random["cpu"].cpu())
+            if self.device.type != "cpu":
+                torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
+            return progress
         except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
             reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise ValueError(
                 f"the checkpoint in {checkpoint.folder} is not that of this run ({reason}); choose another folder, or "
                 "delete it to start the run again"
             ) from error
-
-    def _restore(self, state: State) -> Progress:
-        progress = Progress(**state["progress"])
-        for name, part in self.parts.items():
-            part.load_state_dict(state[name])
-        of_ranks = state.get("random_of_ranks", [state["random"]])
-        if self.ranks.rank < len(of_ranks):
-            self._set_random(of_ranks[self.ranks.rank])
-        else:
-            self._reseed_rank(progress.epoch)
-        return progress
-
-    def _set_random(self, random: dict[str, Any]) -> None:
-        torch.set_rng_state(random["cpu"].cpu())
-        if self.device.type != "cpu":
-            torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)
 
     def _reseed_rank(self, epoch: int) -> None:
         """Give a rank but the first a random stream of its own: dropout must not drop the same on each."""

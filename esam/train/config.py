@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -101,9 +103,7 @@ class Config:
 
     def id(self) -> str:
         """Return the twelve hexadecimal digits that stand for the identity."""
-        from .record import config_id
-
-        return config_id(self.identity())
+        return hashlib.sha256(json.dumps(self.identity(), sort_keys=True).encode()).hexdigest()[:12]
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""

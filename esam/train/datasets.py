@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,13 +20,22 @@ from esam.extras import require
 
 from .batches import Normalise
 from .config import did_you_mean, is_factory, last_part
-from .draws import held_out
-from .pictures import Pictures, cache_file, decoder_for, files_fingerprint, read_cache, write_cache
+from .pictures import Decoded, Pictures, cached, decoder_for, files_fingerprint
 from .record import RECORD_NAME
+from .samples import held_out
 from .task import Task, as_task, called, find_factory, part_of
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 COUNTED = 1000  # images counted at a time for mean and std, to keep the temporaries small
+KNOWN = ("digits", "uoft-cs/cifar10", "uoft-cs/cifar100")
+LOCAL_COPIES = "ESAM_DATA"  # the environment variable that names a folder of local copies
+TEST_NAMES = ("test", "validation", "valid", "val")  # of folders and of splits; the first that is there is taken
+LAYOUT = "train/<class>/<picture> with test/ or val/ beside train/, or <class>/<picture>, which is divided for you"
+ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+BRIGHTEST_DIGIT = 16  # scikit-learn's own scale is 0..16
+
+Columns = dict[str, str | None]
+"""``image_column`` and ``label_column``, as they were asked for."""
 
 
 def load_data(
@@ -53,12 +61,14 @@ def load_data(
     images. What does not fit into memory is refused: a Dataset of your own is read batch by batch.
     """
     asked = os.fspath(source)
+    columns = {"image_column": image_column, "label_column": label_column}
     changes: dict[str, Any] = {"train_size": train_size, "label_noise": label_noise, "validation": validation}
     if not is_factory(asked):
-        identity, listing = _find_source(asked, image_column, label_column)
-        task = part_of(_pictures(identity, listing, size), **changes, seed=seed)
+        identity, listing = _find_source(asked, columns)
+        train, test, classes = cached((identity, size), lambda: _decoded(listing, size))
+        task = part_of(Task(train, test, classes=classes), **changes, seed=seed)
         return replace(task, transform=Normalise(*channel_statistics(task.train[0])))
-    _refuse_columns(asked, image_column, label_column)
+    _refuse_columns(asked, columns)
     if size is not None:
         raise ValueError(f"size is for pictures, and {asked} is a function of your own: resize there")
     return part_of(as_task(asked, called(asked, find_factory(asked))), **changes, seed=seed)
@@ -72,52 +82,50 @@ class Listing(NamedTuple):
     classes: tuple[str, ...]
 
 
-def _find_source(asked: str, image_column: str | None, label_column: str | None) -> tuple[str, Callable[[], Listing]]:
-    """Return a text that changes whenever the data do, and what lists them.
+Source = tuple[str, Callable[[], Listing]]
+"""A text that changes whenever the data do, and what lists them."""
 
-    Looked for in this order: ``digits``; a folder of that path; a folder in $ESAM_DATA named like the last part; the
-    hub.
-    """
+
+def _find_source(asked: str, columns: Columns) -> Source:
+    """Look for data: ``digits``; a folder of that path; one in $ESAM_DATA named like the last part; on the hub."""
     if asked == "digits":
-        _refuse_columns(asked, image_column, label_column)
+        _refuse_columns(asked, columns)
         return "scikit-learn digits", _digits  # which ship with it and do not change
     path = Path(asked).expanduser()
-    folder = path if path.is_dir() else local_copy(asked)
+    folder = path if path.is_dir() else _local_copy(asked)
     if folder is None and not HUB_NAME.fullmatch(asked):
-        raise unknown_data(asked, "there is no such folder, and a name on the hub reads owner/name")
+        raise _unknown_data(asked, "there is no such folder, and a name on the hub reads owner/name")
     if folder is None or any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
-        table = Table(folder or asked, image_column=image_column, label_column=label_column)
-        return table.identity(), table.listing
-    _refuse_columns(asked, image_column, label_column)
+        return _table(folder or asked, **columns)
+    _refuse_columns(asked, columns)
     found = _class_folders(folder)
-    prints = [part[0].fingerprint() for part in (found.train, found.test) if part is not None]
+    prints = [
+        files_fingerprint(os.path.commonpath(pictures.items), pictures.items)
+        for pictures, _ in filter(None, (found.train, found.test))
+    ]
     return f"{prints} {found.classes}", lambda: found
 
 
-def _refuse_columns(asked: str, image_column: str | None, label_column: str | None) -> None:
-    for argument, column in (("image_column", image_column), ("label_column", label_column)):
+def _refuse_columns(asked: str, columns: Columns) -> None:
+    for argument, column in columns.items():
         if column is not None:
             raise ValueError(f"{asked} has no columns to choose from, got {argument}={column!r}; leave it out")
 
 
-def _pictures(identity: str, listing: Callable[[], Listing], size: int | None) -> Task:
-    """Return training and test pictures from the cache, or decoded and cached now."""
-    path = cache_file(identity, size)
-    decoded = read_cache(path)
-    if decoded is None:
-        found = listing()
-        decoder = decoder_for(found.train[0], size)
-        if found.test is None:  # a fixed, stratified draw
-            train, test = ((*found.train, rows) for rows in held_out(found.train[1]))
-        else:
-            train, test = ((*part, torch.arange(len(part[1]))) for part in (found.train, found.test))
-        count = len(train[2]) + len(test[2])
-        remedy = "size, or give a Dataset of your own (package.module:function), which is read batch by batch"
-        check_memory(2 * count * decoder.bytes_each, f"decoding and caching {count} pictures", remedy)
-        first, second = ((decoder.decode_all(p, rows), labels[rows].long()) for p, labels, rows in (train, test))
-        decoded = first, second, found.classes
-        write_cache(path, decoded)
-    return Task(decoded[0], decoded[1], classes=decoded[2])
+def _decoded(listing: Callable[[], Listing], size: int | None) -> Decoded:
+    """Return training and test pictures with their labels, and the classes."""
+    found = listing()
+    decoder = decoder_for(found.train[0], size)
+    if found.test is None:  # a fixed, stratified draw
+        train, test = ((*found.train, rows) for rows in held_out(found.train[1]))
+    else:
+        train, test = ((*part, torch.arange(len(part[1]))) for part in (found.train, found.test))
+    count = len(train[2]) + len(test[2])
+    remedy = "size, or give a Dataset of your own (package.module:function), which is read batch by batch"
+    needed = 2 * count * decoder.channels * decoder.height * decoder.width
+    check_memory(needed, f"decoding and caching {count} pictures", remedy)
+    first, second = ((decoder.decode_all(p, rows), labels[rows].long()) for p, labels, rows in (train, test))
+    return first, second, found.classes
 
 
 def check_memory(needed: int, what: str, remedy: str) -> None:
@@ -128,16 +136,10 @@ def check_memory(needed: int, what: str, remedy: str) -> None:
 
 def available_memory() -> int:
     """Return how many bytes this process can still take, as far as the system says."""
-    found = [sys.maxsize]
-    with suppress(OSError, IndexError, ValueError):
+    with suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")))
-    with suppress(ImportError):
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        found += [limit] if limit != resource.RLIM_INFINITY else []
-    return min(found)
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
+    return sys.maxsize
 
 
 def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -160,15 +162,7 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     return tuple(means), tuple(deviations)
 
 
-KNOWN = ("digits", "uoft-cs/cifar10", "uoft-cs/cifar100")
-LOCAL_COPIES = "ESAM_DATA"  # the environment variable that names a folder of local copies
-TEST_NAMES = ("test", "validation", "valid", "val")  # of folders and of splits; the first that is there is taken
-LAYOUT = "train/<class>/<picture> with test/ or val/ beside train/, or <class>/<picture>, which is divided for you"
-ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-BRIGHTEST_DIGIT = 16  # scikit-learn's own scale is 0..16
-
-
-def unknown_data(asked: str, reason: str) -> ValueError:
+def _unknown_data(asked: str, reason: str) -> ValueError:
     """Make the error for a data set that cannot be had; it names the nearest known one and every way to give one."""
     copies = os.environ.get(LOCAL_COPIES)
     held = sorted(os.listdir(copies)) if copies and Path(copies).is_dir() else []
@@ -181,7 +175,7 @@ def unknown_data(asked: str, reason: str) -> ValueError:
     )
 
 
-def local_copy(name: str) -> Path | None:
+def _local_copy(name: str) -> Path | None:
     """Give the folder in $ESAM_DATA that is named like the last part of a hub name, if there is one."""
     copies = os.environ.get(LOCAL_COPIES)
     folder = Path(copies).expanduser() / last_part(name) if copies else None
@@ -205,27 +199,30 @@ def _class_folders(root: Path) -> Listing:
     ``datasets``, which takes the innermost folder for the class and a class 'train station' for the training split,
     drops class folders that are links, and is far slower.
     """
-    names = _subfolders(root)
-    divided = "train" in names
+    divided = (root / "train").is_dir()
     train = _pictures_by_class(root / "train" if divided else root)
-    test_name = next((name for name in TEST_NAMES if name in names), None) if divided else None
-    test = None if test_name is None else _pictures_by_class(root / test_name)
+    tests = [root / name for name in TEST_NAMES if divided and (root / name).is_dir()]
+    test = _pictures_by_class(tests[0]) if tests else None
     if strangers := sorted(set(test or ()) - set(train)):
         raise ValueError(
-            f"{root / str(test_name)} has classes that {root / 'train'} lacks: {', '.join(strangers)}; "
-            "both need the same class folders"
+            f"{tests[0]} has classes that {root / 'train'} lacks: {', '.join(strangers)}; both need the same class "
+            "folders"
         )
     classes = tuple(train)
-    return Listing(_labelled_files(train, classes), None if test is None else _labelled_files(test, classes), classes)
+    return Listing(_labelled(train, classes), None if test is None else _labelled(test, classes), classes)
 
 
-def _subfolders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-
-
-def _pictures_by_class(folder: Path) -> dict[str, list[Path]]:
-    """Give {class: files}, both sorted; a class may have folders of its own inside."""
-    by_class = {name: _pictures_below(folder / name) for name in _subfolders(folder)}
+def _pictures_by_class(folder: Path) -> dict[str, list[str]]:
+    """Give {class: files}, both sorted; a class may have folders of its own inside, which links are not followed to."""
+    by_class = {
+        each.name: sorted(
+            file
+            for file in each.rglob("*")
+            if file.suffix.lower() in ENDINGS and not file.name.startswith(".") and file.is_file()
+        )
+        for each in sorted(folder.iterdir())
+        if each.is_dir() and not each.name.startswith(".")
+    }
     empty = [name for name, files in by_class.items() if not files]
     if len(empty) == len(by_class):
         raise ValueError(f"{folder} holds no class folders of pictures; the layout is {LAYOUT}")
@@ -233,90 +230,68 @@ def _pictures_by_class(folder: Path) -> dict[str, list[Path]]:
         raise ValueError(f"{folder / empty[0]} holds runs of esam and no pictures; move it out of the data folder")
     if empty:
         raise ValueError(f"no pictures ({', '.join(ENDINGS)}) in {folder / empty[0]}; fill or remove that folder")
-    return by_class
+    return {name: list(map(str, files)) for name, files in by_class.items()}
 
 
-def _pictures_below(folder: Path) -> list[Path]:
-    """Give the pictures in a folder and in those inside it; a link that leads back to where we were is not followed."""
-    files: list[Path] = []
-    seen = set(folder.resolve().parents)
-    for place, inside, names in os.walk(folder, followlinks=True):
-        if (here := Path(place).resolve()) in seen:
-            inside.clear()
-            continue
-        seen.add(here)
-        inside.sort()  # the same one of two links to one folder on every machine
-        files += [Path(place, name) for name in names if name.lower().endswith(ENDINGS) and not name.startswith(".")]
-    return sorted(files)
+def _labelled(files: dict[str, list[str]], classes: tuple[str, ...]) -> tuple[Pictures, Tensor]:
+    labels = [classes.index(name) for name in files for _ in files[name]]
+    return Pictures(tuple(file for name in files for file in files[name])), torch.tensor(labels)
 
 
-def _labelled_files(files: dict[str, list[Path]], classes: tuple[str, ...]) -> tuple[Pictures, Tensor]:
-    paths = tuple(str(file) for name in files for file in files[name])
-    return Pictures(paths), torch.tensor([classes.index(name) for name in files for _ in files[name]])
+def _table(location: str | Path, image_column: str | None, label_column: str | None) -> Source:
+    """Find a data set that the ``datasets`` package reads: by name on the hub, or in a folder of Parquet files.
 
-
-class Table:
-    """A data set read by the ``datasets`` package: by name from the hub, or from a folder of Parquet files.
-
-    Columns are found by their feature type. Among several ``ClassLabel`` columns the one with most classes is taken.
+    Known by the local files, or by the revision that the hub gives.
     """
+    columns = f"{image_column}/{label_column}"
+    if isinstance(location, Path):
+        files = sorted(file for file in location.rglob("*") if file.is_file())
+        identity = f"{location.resolve()} {files_fingerprint(location, files)}/{columns}"
+        return identity, lambda: table_listing(location, _splits(location), image_column, label_column)
+    splits = _splits(location)
+    prints = "/".join(f"{name} {table._fingerprint}" for name, table in sorted(splits.items()))
+    identity = f"{location} {hashlib.sha256(prints.encode()).hexdigest()}/{columns}"
+    return identity, lambda: table_listing(location, splits, image_column, label_column)
 
-    def __init__(self, location: str | Path, *, image_column: str | None, label_column: str | None) -> None:
-        self._location = location
-        self._image_column = image_column
-        self._label_column = label_column
 
-    def identity(self) -> str:
-        """Fingerprint the local files, or the revision that the hub gives."""
-        columns = f"{self._image_column}/{self._label_column}"
-        if isinstance(self._location, Path):
-            files = sorted(file for file in self._location.rglob("*") if file.is_file())
-            return f"{self._location.resolve()} {files_fingerprint(self._location, files)}/{columns}"
-        prints = "/".join(f"{name} {table._fingerprint}" for name, table in sorted(self._splits.items()))
-        return f"{self._location} {hashlib.sha256(prints.encode()).hexdigest()}/{columns}"
+def _splits(location: str | Path) -> dict[str, Any]:
+    require("datasets", purpose=f"reading {location}")
+    import datasets  # type: ignore[import-untyped]
 
-    def listing(self) -> Listing:
-        """List the pictures of the training and test splits."""
-        if "train" not in self._splits:
-            raise ValueError(f"{self._location} has no split 'train', only {', '.join(self._splits)}")
-        features = self._splits["train"].features
-        image = _column(features, "Image", "image_column", self._image_column)
-        label = _column(features, "ClassLabel", "label_column", self._label_column)
-        classes = tuple(features[label].names)
-        train = self._listed("train", image, label)
-        if not _labelled(train):
-            raise ValueError(
-                f"the training split of {self._location} is empty or has rows without a label; remove them"
-            )
-        for name in TEST_NAMES:
+    try:
+        return dict(datasets.load_dataset(str(location)))
+    except Exception as error:  # datasets raises a dozen kinds; its own words go into ours
+        if isinstance(location, Path):
+            raise ValueError(f"cannot read the Parquet files in {location}: {error}") from error
+        raise _unknown_data(location, str(error)) from error
+
+
+def table_listing(
+    location: str | Path, splits: dict[str, Any], image_column: str | None, label_column: str | None
+) -> Listing:
+    """List the pictures of the training and test splits.
+
+    Columns are found by their feature type; among several ``ClassLabel`` columns the one with most classes is taken.
+    """
+    if "train" not in splits:
+        raise ValueError(f"{location} has no split 'train', only {', '.join(splits)}")
+    features = splits["train"].features
+    image = _column(features, "Image", "image_column", image_column)
+    label = _column(features, "ClassLabel", "label_column", label_column)
+    listed: dict[str, tuple[Pictures, Tensor]] = {}
+    for name in ("train", *TEST_NAMES):
+        if name in splits:
+            from datasets import Image
+
+            pictures = splits[name].select_columns([image]).cast_column(image, Image(decode=False))
+            labels = torch.tensor([-1 if each is None else each for each in splits[name][label][:]])
             # On the hub a split 'test' may come without its labels (-1 throughout), as ImageNet's does.
-            if name in self._splits and _labelled(test := self._listed(name, image, label)):
-                return Listing(train, test, classes)
-        return Listing(train, None, classes)
-
-    @cached_property
-    def _splits(self) -> dict[str, Any]:
-        require("datasets", purpose=f"reading {self._location}")
-        import datasets  # type: ignore[import-untyped]
-
-        try:
-            return dict(datasets.load_dataset(str(self._location)))
-        except Exception as error:  # datasets raises a dozen kinds; its own words go into ours
-            if isinstance(self._location, Path):
-                raise ValueError(f"cannot read the Parquet files in {self._location}: {error}") from error
-            raise unknown_data(self._location, str(error)) from error
-
-    def _listed(self, split: str, image: str, label: str) -> tuple[Pictures, Tensor]:
-        from datasets import Image
-
-        table = self._splits[split]
-        pictures = table.select_columns([image]).cast_column(image, Image(decode=False))
-        labels = [-1 if label is None else label for label in table[label][:]]
-        return Pictures(pictures, f"{self._location}/{split}, column {image!r}"), torch.tensor(labels)
-
-
-def _labelled(listed: tuple[Pictures, Tensor]) -> bool:
-    return len(listed[1]) > 0 and bool((listed[1] >= 0).all())
+            if len(labels) and bool((labels >= 0).all()):
+                listed[name] = Pictures(pictures, f"{location}/{name}, column {image!r}"), labels
+    if "train" not in listed:
+        raise ValueError(f"the training split of {location} is empty or has rows without a label; remove them")
+    test = next((listed[name] for name in TEST_NAMES if name in listed), None)
+    return Listing(listed["train"], test, tuple(features[label].names))
 
 
 def _column(features: Any, kind: str, argument: str, wanted: str | None) -> str:
@@ -328,9 +303,7 @@ def _column(features: Any, kind: str, argument: str, wanted: str | None) -> str:
             f"no column has the feature type {kind}; the columns are {', '.join(map(str, features))}. "
             f"Give one that type with datasets' cast_column and save the set as Parquet"
         )
-    if wanted is None:
-        return candidates[0]
-    if wanted not in candidates:
+    if wanted is not None and wanted not in candidates:
         right = ", ".join(map(repr, candidates))
         raise ValueError(f"{argument} must be one of {right}, got {wanted!r}.{did_you_mean(wanted, candidates)}")
-    return wanted
+    return wanted or candidates[0]

@@ -5,51 +5,28 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from .samples import Inputs, as_pair, rows_of
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Neighbouring rows of a batch."""
+    """A rank's rows of a batch."""
 
-    start: int
-    stop: int
+    index: slice
     whole: int
     """How many rows the batch has, on all ranks together."""
-    counted: int
-    """How many of these rows count: all, or none where they are borrowed."""
-
-    @property
-    def slice(self) -> slice:
-        """The rows as an index."""
-        return slice(self.start, self.stop)
-
-
-class Part(NamedTuple):
-    """What a rank sees of a batch."""
-
-    x: Inputs
-    y: Tensor
-    counted: int
-    """How many of the samples count: all, or none where they are borrowed."""
-    whole: int
-    """How many samples the batch has, on all ranks together."""
+    weight: float
+    """The factor on these rows' mean loss that makes the mean over the ranks that of the batch; 0 where the rows are
+    another rank's, borrowed."""
 
 
 PATIENCE = timedelta(minutes=30)
@@ -64,10 +41,14 @@ _of_torchrun = False
 
 
 class Ranks:
-    """The processes that train one model together; a process alone is rank 0 of 1, and nothing is exchanged."""
+    """The processes that train one model together; the first logs and writes.
+
+    A process alone is rank 0 of 1, and nothing is exchanged.
+    """
 
     def __init__(self, rank: int = 0, count: int = 1) -> None:
         self.rank, self.count = rank, count
+        self.first, self.several = rank == 0, count > 1
 
     @classmethod
     def current(cls) -> Ranks:
@@ -76,16 +57,6 @@ class Ranks:
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
 
-    @property
-    def first(self) -> bool:
-        """Whether this is the rank that logs and writes."""
-        return self.rank == 0
-
-    @property
-    def several(self) -> bool:
-        """Whether there are others."""
-        return self.count > 1
-
     def rows(self, whole: int) -> Rows:
         """Return this rank's rows of a batch, which is cut into as many runs of neighbours as there are ranks.
 
@@ -93,38 +64,17 @@ class Ranks:
         others, which wait for its gradient.
 
         >>> [Ranks(rank, 3).rows(2) for rank in range(2)]
-        [Rows(start=0, stop=1, whole=2, counted=0), Rows(start=0, stop=1, whole=2, counted=1)]
+        [Rows(index=slice(0, 1, None), whole=2, weight=0.0), Rows(index=slice(0, 1, None), whole=2, weight=1.5)]
         """
         start, stop = (place * whole // self.count for place in (self.rank, self.rank + 1))
         if start < stop:
-            return Rows(start, stop, whole, stop - start)
+            return Rows(slice(start, stop), whole, (stop - start) * self.count / whole)
         borrowed = min(start, whole - 1)
-        return Rows(borrowed, borrowed + 1, whole, 0)
-
-    def weight(self, part: Part) -> float:
-        """Return the factor on a part's mean loss that makes the mean over the ranks that of the whole batch."""
-        return part.counted * self.count / part.whole
-
-    def parts(self, batches: Any, epoch: int | None = None) -> Iterator[Part]:
-        """Give this rank's part of each batch, of an epoch where the batches have epochs.
-
-        Batches that know how to be cut read nothing else; others must be the same on every rank.
-        """
-        if self.several and hasattr(batches, "parts"):
-            yield from batches.parts(self, epoch)
-            return
-        for x, y in map(as_pair, batches.epoch(epoch) if epoch and hasattr(batches, "epoch") else batches):
-            rows = self.rows(len(y))
-            cut = (rows_of(x, rows.slice), y[rows.slice]) if self.several else (x, y)
-            yield Part(*cut, rows.counted, rows.whole)
+        return Rows(slice(borrowed, borrowed + 1), whole, 0.0)
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sum of each number over the ranks: the same bits on all of them."""
-        if not self.several:
-            return values
-        sums = torch.tensor(values, dtype=torch.float64, device=_communication_device())
-        dist.all_reduce(sums)
-        return sums.tolist()
+        return [sum(column) for column in zip(*self.all_of(values), strict=True)] if self.several else values
 
     def from_first(self, value: T) -> T:
         """Return what rank 0 has."""
@@ -143,11 +93,6 @@ class Ranks:
         return values
 
 
-def started_ranks() -> int:
-    """Return how many ranks torchrun has started; 1 without it."""
-    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
-
-
 @contextmanager
 def joined() -> Iterator[Ranks]:
     """Be one of the ranks that torchrun has started, for as long as the block lasts: gloo on CPUs, NCCL on GPUs.
@@ -155,22 +100,27 @@ def joined() -> Iterator[Ranks]:
     Where another rank has ended, the error says so.
     """
     global _of_torchrun
-    ours = started_ranks() > 1 and not dist.is_initialized()
+    started = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+    ours = started > 1 and not dist.is_initialized()
     if ours:
         _of_torchrun = True
         _explain_termination()
         if torch.cuda.is_available():
             torch.cuda.set_device(local_rank())
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        from torch.distributed.rendezvous import rendezvous  # not in every build of torch
+        from torch.distributed.distributed_c10d import PrefixStore  # not in every build of torch
+        from torch.distributed.rendezvous import rendezvous
 
         store, rank, count = next(rendezvous("env://", timeout=PATIENCE))
-        store = fresh_store(store, rank, count)
+        # torchrun keeps one store for all restarts, and a restarted rank may find the address of one that was killed
+        # (PyTorch's issue 135712). On one machine the count of restarts tells them apart; several count differently.
+        if os.environ.get("LOCAL_WORLD_SIZE") == str(count):
+            store = PrefixStore(f"attempt {os.environ.get('TORCHELASTIC_RESTART_COUNT')}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     try:
         yield Ranks.current()
     except RuntimeError as error:
-        if _is_lost_rank(error):
+        if isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error):
             raise RuntimeError(f"{LOST} ({str(error).splitlines()[0]:.200})") from error
         raise
     if ours and torch.cuda.is_available():  # NCCL asks for it; after an error it would wait for the others
@@ -188,53 +138,9 @@ def end_rank(code: int) -> None:
         os._exit(code)
 
 
-def fresh_store(store: Store, rank: int, count: int) -> Store:
-    """Return a part of torchrun's store that no earlier attempt has written to.
-
-    torchrun keeps one store for all its restarts, and a restarted rank may find the address of one that has been killed
-    (PyTorch's issue 135712). So rank 0 makes up a name that is new and tells each rank that asks; whoever asked in an
-    earlier attempt is answered too, and never hears it.
-    """
-    if rank == 0:
-        name, silent = uuid.uuid4().hex, set(range(1, count))
-        until = time.monotonic() + PATIENCE.total_seconds()
-        while silent:
-            silent = {other for other in silent if not _answered(store, other, name)}
-            if silent and time.monotonic() > until:
-                raise RuntimeError(f"ranks {sorted(silent)} have not come within {PATIENCE}; start the run again")
-            time.sleep(0.02 if silent else 0)
-    else:
-        question = uuid.uuid4().hex
-        store.set(f"esam/question/{rank}", question)
-        name = store.get(f"esam/answer/{question}").decode()  # waits for it
-        store.set(f"esam/heard/{name}/{rank}", "")
-    from torch.distributed.distributed_c10d import PrefixStore
-
-    return PrefixStore(f"esam/attempt/{name}", store)
-
-
-def _answered(store: Store, rank: int, name: str) -> bool:
-    """Answer a rank's last question; tell whether it has heard."""
-    if store.check([f"esam/heard/{name}/{rank}"]):
-        return True
-    if store.check([f"esam/question/{rank}"]):
-        question = store.get(f"esam/question/{rank}").decode()
-        store.set(f"esam/answer/{question}", name)
-    return False
-
-
 def local_rank() -> int:
     """Return which of this machine's ranks this is, and so which of its GPUs it has."""
     return int(os.environ.get("LOCAL_RANK", "0"))
-
-
-def _communication_device() -> torch.device:
-    only_gpus = dist.get_backend() == "nccl"
-    return torch.device("cuda", torch.cuda.current_device()) if only_gpus else torch.device("cpu")
-
-
-def _is_lost_rank(error: RuntimeError) -> bool:
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "by peer" in str(error)
 
 
 def _explain_termination() -> None:
@@ -256,3 +162,8 @@ def in_parallel(model: nn.Module, ranks: Ranks) -> nn.Module:
     device = next(model.parameters()).device
     devices = None if device.type == "cpu" else [device]
     return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """Return the model inside DistributedDataParallel: a forward of it exchanges nothing."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

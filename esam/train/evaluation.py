@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from esam.analysis.objective import cross_entropy, evaluating, random_stream_kept
 
-from .distributed import Ranks
-from .samples import Batch, on_device, outputs_of, unwrapped
+from .batches import parts_of
+from .distributed import Ranks, unwrapped
+from .samples import Batch, on_device, outputs_of
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Metric = Callable[[Tensor, Tensor], Tensor]
@@ -51,13 +52,13 @@ def evaluate(
     """
     ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
-    total, measured, correct, count, labels, classed = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-    of_classes: Tensor | None = None  # how many are right, and how many there are
+    total = measured = correct = count = labels = classed = 0.0
+    of_classes: list[Tensor] = []  # how many of each class are right, and how many there are
     with evaluating(model), random_stream_kept(model.parameters()):
-        for part in ranks.parts(batches):
-            if part.counted == 0:
+        for x, y, rows in parts_of(batches, ranks):
+            if rows.weight == 0:
                 continue
-            x, y = on_device(part.x, device), part.y.to(device)
+            x, y = on_device(x, device), y.to(device)
             with autocast(device, precision):
                 outputs = outputs_of(model, x)
                 total += float(loss(outputs, y).sum())
@@ -66,14 +67,17 @@ def evaluate(
                 correct += int(right.sum())
                 labels += y.numel()
                 if by_class and y.dim() == 1 and outputs.shape[1] <= MOST_CLASSES and int(y.min()) >= 0:
-                    counts = torch.stack([each.bincount(minlength=outputs.shape[1]) for each in (y[right], y)]).cpu()
-                    of_classes = counts if of_classes is None else of_classes + counts
+                    counts = [each.bincount(minlength=outputs.shape[1]) for each in (y[right], y)]
+                    of_classes.append(torch.stack(counts).cpu())
                     classed += len(y)
             if metric is not None:
-                measured += float(_each(metric(outputs, y), len(y)).sum())
+                values = metric(outputs, y)
+                if not isinstance(values, Tensor) or values.shape != y.shape[:1]:
+                    got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+                    raise ValueError(f"the metric must give one number per sample, shape ({len(y)},), got {got}")
+                measured += float(values.sum())
             count += len(y)
-    sums = ranks.sum([total, measured, correct, count, labels, classed])
-    total, measured, correct, count, labels, classed = sums
+    total, measured, correct, count, labels, classed = ranks.sum([total, measured, correct, count, labels, classed])
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
     found: dict[str, Any] = {"test_loss": total / count}
@@ -82,8 +86,8 @@ def evaluate(
     if metric is not None:
         found["test_metric"] = measured / count
     if by_class:
-        known = [counts for counts in ranks.all_of(of_classes) if counts is not None]  # a rank may have had no sample
-        pairs = torch.stack(known).sum(0).T.tolist() if known and classed == count else []
+        known = [counts for each in ranks.all_of(of_classes) for counts in each]
+        pairs = torch.stack(known).sum(0).T.tolist() if classed == count else []
         found["class_accuracy"] = [right / all_of_it if all_of_it else None for right, all_of_it in pairs] or None
     return found
 
@@ -91,10 +95,3 @@ def evaluate(
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:
     """Whether the targets are numbers of classes that the outputs score."""
     return outputs.dim() == targets.dim() + 1 and not targets.is_floating_point()
-
-
-def _each(values: Tensor, count: int) -> Tensor:
-    if not isinstance(values, Tensor) or values.shape != (count,):
-        got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
-        raise ValueError(f"the metric must give one number per sample, a tensor of shape ({count},), got {got}")
-    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from esam.analysis import (
 )
 from esam.analysis.landscape import OnProgress
 from esam.analysis.objective import Batch, evaluating
+from esam.extras import require
+from esam.files import write_atomically
 
 from .batches import Batches, Normalise
 from .build import chosen_device, configured_task
@@ -39,7 +42,7 @@ from .evaluation import are_classes
 from .models import MODELS, build_model, fastest_memory_format
 from .pictures import Decoder, Pictures
 from .record import RECORD_NAME, RunRecord, read_record
-from .samples import Inputs, InputsAdapter, on_device, outputs_of, sample_count, taken_rows
+from .samples import Inputs, on_device, outputs_of, sample_count, taken_rows
 from .task import Task
 
 RHO = 0.05
@@ -60,11 +63,8 @@ class LoadedRun:
     model: nn.Module
     epoch: int
     """That the weights are of."""
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What goes with the weights to another program: the run, classes, input shape and normalisation."""
-        return describe_weights(self.record, self.epoch)
+    about: dict[str, Any]
+    """What goes with the weights to another program: the run, classes, input shape and normalisation."""
 
     @property
     def classes(self) -> tuple[str, ...] | None:
@@ -76,13 +76,10 @@ class LoadedRun:
         """Return pictures as the model takes them: decoded, resized and normalised as they were for training."""
         about = self.about
         if about["mean"] is None:
-            raise ValueError(
-                f"this run was trained on {about['data']}, which are no pictures; make inputs of shape "
-                f"{about['shape']} yourself"
-            )
+            raise ValueError(f"this run was trained on {about['data']}, no pictures; give what reads them (--read)")
         channels, height, width = about["shape"]
-        decode = Decoder(channels, height, width, fit=about["resized"])
-        pictures = decode.decode_all(Pictures(tuple(map(str, files))), torch.arange(len(files)))
+        decoder = Decoder(channels, height, width, fit=about["resized"])
+        pictures = decoder.decode_all(Pictures(tuple(map(str, files))), torch.arange(len(files)))
         normalised = Normalise(tuple(about["mean"]), tuple(about["std"]))(pictures)
         return normalised.contiguous(memory_format=fastest_memory_format(self.model))
 
@@ -117,7 +114,7 @@ def describe_weights(record: RunRecord, epoch: int) -> dict[str, Any]:
         "model": config.model,
         "data": config.data,
         "resized": config.size is not None,
-        **{name: facts.get(name) for name in ("classes", "shape", "mean", "std", "dtype")},
+        **{name: facts.get(name) for name in ("classes", "shape", "mean", "std")},
         "epoch": epoch,
     }
 
@@ -138,7 +135,7 @@ def load_run(path: str | Path, *, build_model: Callable[[], nn.Module] | None = 
             f"({' '.join(str(error).split())})"
         ) from error
     model = model.to(device=chosen_device(device), memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, model.eval(), epoch)
+    return LoadedRun(record, model.eval(), epoch, describe_weights(record, epoch))
 
 
 def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
@@ -154,6 +151,17 @@ def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
     return read_record(folder / RECORD_NAME), weights, state["progress"]["epoch"]
 
 
+def export_weights(path: str | Path, out: Path) -> None:
+    """Write a run's weights as safetensors, with what using them takes as JSON under ``esam`` in the file's head."""
+    require("safetensors", purpose="exporting weights")
+    from safetensors.torch import save
+
+    record, tensors, epoch = run_weights(path)
+    apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # it refuses weights that are tied
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, save(apart, metadata={"esam": json.dumps(describe_weights(record, epoch))}))
+
+
 def _named_model(record: RunRecord) -> nn.Module:
     name, facts = Config.from_json(record.config).model, record.data or {}
     if name not in MODELS and not name.startswith("timm/"):
@@ -165,6 +173,17 @@ def _named_model(record: RunRecord) -> nn.Module:
         raise ValueError(f"the record does not tell how many classes {name} was built for; give build_model=")
     channels, height, _ = facts["shape"]
     return build_model(name, classes=len(facts["classes"]), channels=channels, size=height)
+
+
+class _WithInputs(nn.Module):
+    """A model that is called with the inputs of a batch, whatever they are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Inputs) -> Any:
+        return outputs_of(self.model, inputs)
 
 
 def training_objective(
@@ -186,7 +205,7 @@ def _evenly_spaced(
     some = taken_rows(samples, torch.linspace(0, count - 1, min(most, count)).round().long())
     layout = fastest_memory_format(model)
     batches = Batches(some, batch_size, transform=task.transform, device=device, memory_format=layout)
-    called = model if task.transform is not None else InputsAdapter(model)  # pictures are one tensor
+    called = model if task.transform is not None else _WithInputs(model)  # pictures are one tensor
     return called, list(batches)
 
 

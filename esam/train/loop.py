@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from esam.optim import Base, SharpnessAware
 
+from .batches import parts_of
 from .checkpoint import Checkpoint, Progress, Resumable
 from .config import Config
 from .distributed import Ranks
@@ -40,28 +41,26 @@ def cosine(progress: float) -> float:
     return (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
-def warmed(schedule: Schedule | None, share: float) -> Schedule:
-    """Return a schedule that rises in a straight line over a share of training, and goes on from there to its end.
-
-    >>> [round(warmed(None, 0.2)(progress), 2) for progress in (0.0, 0.1, 0.2, 1.0)]
-    [0.0, 0.5, 1.0, 1.0]
-    """
-
-    def factor(progress: float) -> float:
-        if progress < share:
-            return progress / share
-        return 1.0 if schedule is None else schedule((progress - share) / (1 - share) if share < 1 else 1.0)
-
-    return factor
-
-
 SCHEDULES: dict[str, Schedule | None] = {"cosine": cosine, "constant": None}
 
 
 def schedule_of(config: Config) -> Schedule | None:
-    """Return the factor on the learning rate by progress, warm-up included."""
-    schedule = SCHEDULES[config.schedule]
-    return warmed(schedule, config.warmup / config.epochs) if config.warmup else schedule
+    """Return the factor on the learning rate by progress: a straight rise over the warm-up, then the schedule.
+
+    >>> warmed = schedule_of(Config(epochs=10, warmup=2, schedule="constant"))
+    >>> [round(warmed(progress), 2) for progress in (0.0, 0.1, 0.2, 1.0)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+    schedule, share = SCHEDULES[config.schedule], config.warmup / max(config.epochs, 1)
+    if not share:
+        return schedule
+
+    def factor(progress: float) -> float:
+        if progress < share:
+            return progress / share
+        return 1.0 if schedule is None else schedule((progress - share) / (1 - share))
+
+    return factor
 
 
 def fit(
@@ -136,20 +135,13 @@ class _Pace:
     budget: float | None
     ranks: Ranks
 
-    def clock(self, seconds: float) -> float:
-        """Return the time that counts: rank 0's, where anything depends on it."""
-        return seconds if self.budget is None else self.ranks.from_first(seconds)
-
     def over(self, progress: Progress) -> bool:
-        """Tell whether the run has come to its end."""
         return progress.epoch >= self.epochs or self.spent(progress.seconds)
 
     def spent(self, seconds: float) -> bool:
-        """Tell whether the budget is used up."""
         return self.budget is not None and seconds >= self.budget
 
     def set_rate(self, optimizer: Optimizer, epochs: float, seconds: float) -> None:
-        """Set the learning rate that the schedule has at this moment."""
         if self.schedule is not None:
             factor = self.schedule(seconds / self.budget if self.budget else epochs / self.epochs)
             for group in optimizer.param_groups:
@@ -169,34 +161,37 @@ def _train_epoch(
 ) -> dict[str, Any]:
     """Train one epoch (or until the budget is spent), update ``progress`` and return the epoch's metrics."""
     device, ranks = next(model.parameters()).device, pace.ranks
-    parts = ranks.parts(train, progress.epoch + 1)
-    steps = _length(train)
+    try:
+        steps: int | None = len(train)  # type: ignore[arg-type]
+    except TypeError:  # a DataLoader of an endless or unsized stream has __len__, and raises in it
+        steps = None
     model.train()
     started, cpu_started = time.perf_counter(), time.process_time()
     losses: list[Tensor] = []
     sizes: list[int] = []
     samples = {"forward": 0, "backward": 0}
-    for number, part in enumerate(parts):
-        seconds = pace.clock(progress.seconds + time.perf_counter() - started)
+    for number, (x, y, rows) in enumerate(parts_of(train, ranks, progress.epoch + 1)):
+        seconds = progress.seconds + time.perf_counter() - started
+        if pace.budget is not None:
+            seconds = ranks.from_first(seconds)
         if pace.spent(seconds):
             break
         if on_batch is not None:
             on_batch(progress.epoch + 1, number, steps or 0)
         pace.set_rate(optimizer, progress.epoch + (number / steps if steps else 0), seconds)
-        x, y, weight = on_device(part.x, device), part.y.to(device), ranks.weight(part)
+        x, y = on_device(x, device), y.to(device)
 
-        def loss_of(x: Inputs, y: Tensor, weight: float = weight) -> Tensor:
+        def loss_of(x: Inputs, y: Tensor, weight: float = rows.weight) -> Tensor:
             samples["forward"] += len(y)
             samples["backward"] += len(y) if torch.is_grad_enabled() else 0
             with autocast(device, precision):
                 losses = loss(outputs_of(model, x), y)
                 return losses if weight == 1 else weight * losses  # ranks' parts may differ by a sample
 
-        at_theta = optimizer.step(loss_of, x, y, scaler=scaler)
-        losses.append(at_theta)
+        losses.append(optimizer.step(loss_of, x, y, scaler=scaler))
         if scaler is not None:
             scaler.update()
-        sizes.append(part.whole)
+        sizes.append(rows.whole)
     else:
         if not sizes:
             raise ValueError(
@@ -229,10 +224,3 @@ def _train_epoch(
         "backwards": progress.backwards,
         **({"ranks": ranks.count} if ranks.several else {}),
     }
-
-
-def _length(train: Epochs | Iterable[Batch]) -> int | None:
-    try:
-        return len(train)  # type: ignore[arg-type]
-    except TypeError:  # a DataLoader of an endless or unsized stream has __len__, and raises in it
-        return None

@@ -6,7 +6,9 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Iterable
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.pool import ThreadPool
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from .tensor_files import read_tensors, write_tensors
+from esam.files import write_atomically
 
 GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: scaling them is the owner's choice
@@ -39,29 +41,28 @@ class Pictures:
         """Give the number of pictures."""
         return len(self.items)
 
-    def open(self, row: int) -> Image.Image:
-        """Open one picture; the pixels of a file are read later."""
-        item = self.items[row]
-        if isinstance(item, str):
-            return Image.open(item)
-        if isinstance(item, np.ndarray):
-            return Image.fromarray(item)
-        (cell,) = item.values()
-        if cell is None or (cell["bytes"] is None and cell["path"] is None):
-            raise ValueError("the row holds no picture")
-        return Image.open(cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"]))
+    @contextmanager
+    def open(self, row: int) -> Iterator[Image.Image]:
+        """Open one picture; whatever is wrong with it inside the block is told with where it lies."""
+        try:
+            item = self.items[row]
+            if isinstance(item, np.ndarray):
+                yield Image.fromarray(item)
+                return
+            if not isinstance(item, str):
+                (cell,) = item.values()
+                if cell is None or (cell["bytes"] is None and cell["path"] is None):
+                    raise ValueError("the row holds no picture")
+                item = cell["path"] if cell["bytes"] is None else io.BytesIO(cell["bytes"])
+            with Image.open(item) as image:
+                yield image
+        except Exception as error:  # Pillow raises a dozen kinds for broken files, SyntaxError among them
+            remedy = "replace the picture or take it out of the data set"
+            raise ValueError(f"cannot read {self.where(row)}: {error}; {remedy}") from error
 
     def where(self, row: int) -> str:
         """Say where that picture lies, for an error message."""
         return str(self.items[row]) if isinstance(self.items, tuple) else f"row {row} of {self.name}"
-
-    def fingerprint(self) -> str:
-        """Give a text that changes whenever a picture does, without reading files: names, lengths, times of change."""
-        if hasattr(self.items, "_fingerprint"):  # the table's own
-            return str(self.items._fingerprint)
-        if isinstance(self.items, np.ndarray):
-            return hashlib.sha256(np.ascontiguousarray(self.items).data).hexdigest()
-        return files_fingerprint(os.path.commonpath(self.items), self.items)
 
 
 def files_fingerprint(root: str | Path, paths: Iterable[str | Path]) -> str:
@@ -86,21 +87,17 @@ class Decoder:
     width: int
     fit: bool
 
-    @property
-    def bytes_each(self) -> int:
-        """Give the memory that one decoded picture takes."""
-        return self.channels * self.height * self.width
-
     def __call__(self, pictures: Pictures, row: int) -> NDArray[np.uint8]:
         """Decode one picture; what is wrong with it is a ValueError that says where."""
-        array = _pixels(pictures, row, self.channels, (self.width, self.height) if self.fit else None)
+        with pictures.open(row) as image:
+            array = np.asarray(_prepared(image, self.channels, (self.width, self.height) if self.fit else None))
         if array.shape[:2] != (self.height, self.width):
             raise ValueError(
                 f"{pictures.where(row)} is {array.shape[1]}x{array.shape[0]} while the first picture is "
                 f"{self.width}x{self.height}; for pictures of differing sizes pass size=, such as size={self.height}, "
                 "and all are resized and cropped to that square"
             )
-        return array
+        return array.reshape(self.height, self.width, self.channels)
 
     def decode_all(self, pictures: Pictures, rows: Tensor) -> Tensor:
         """Decode the pictures at these rows: (N, C, H, W), channels_last in memory as pictures decode."""
@@ -117,28 +114,15 @@ def decoder_for(pictures: Pictures, size: int | None) -> Decoder:
     Pictures are grey when all those looked at are; else all are decoded as RGB.
     """
     step = max(1, len(pictures) // LOOKED_AT)
-    channels = 1 if all(_is_grey(pictures, row) for row in range(0, len(pictures), step)) else 3
+    channels = 1
+    for row in range(0, len(pictures), step):
+        with pictures.open(row) as image:
+            channels = channels if image.mode in GREY_MODES else 3
     if size is not None:
         return Decoder(channels, size, size, fit=True)
-    height, width, _ = _pixels(pictures, 0, channels, None).shape
+    with pictures.open(0) as image:
+        width, height = ImageOps.exif_transpose(image).size
     return Decoder(channels, height, width, fit=False)
-
-
-def _is_grey(pictures: Pictures, row: int) -> bool:
-    try:
-        with pictures.open(row) as image:
-            return image.mode in GREY_MODES
-    except Exception as error:
-        raise _unreadable(pictures, row, error) from error
-
-
-def _pixels(pictures: Pictures, row: int, channels: int, fit_to: tuple[int, int] | None) -> NDArray[np.uint8]:
-    try:
-        with pictures.open(row) as image:
-            array = np.asarray(_prepared(image, channels, fit_to), dtype=np.uint8)
-    except Exception as error:  # Pillow raises a dozen kinds for broken files, SyntaxError among them
-        raise _unreadable(pictures, row, error) from error
-    return array.reshape(*array.shape[:2], channels)
 
 
 def _prepared(image: Image.Image, channels: int, fit_to: tuple[int, int] | None) -> Image.Image:
@@ -154,49 +138,40 @@ def _prepared(image: Image.Image, channels: int, fit_to: tuple[int, int] | None)
     return ImageOps.fit(upright, fit_to, method=Image.Resampling.BILINEAR)
 
 
-def _unreadable(pictures: Pictures, row: int, error: Exception) -> ValueError:
-    return ValueError(f"cannot read {pictures.where(row)}: {error}; replace the picture or take it out of the data set")
-
-
-FORMAT = 2  # part of every key: raise it when the stored bytes change their meaning
+FORMAT = 3  # part of every key: raise it when the stored bytes change their meaning
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
 """Training and test data, uint8 images (N, C, H, W), channels_last, with labels; and the classes."""
 
 
-def cache_file(*key: object) -> Path:
-    """Give the file for a key, under $ESAM_CACHE or ~/.cache/esam."""
+def cached(key: object, decode: Callable[[], Decoded]) -> Decoded:
+    """Give the decoded data set of a key as it is kept under $ESAM_CACHE or ~/.cache/esam, or decode and keep it.
+
+    The file appears whole or not at all. A damaged one is made anew, and a disk that refuses is only a warning.
+    """
     root = Path(os.environ.get("ESAM_CACHE") or "~/.cache/esam").expanduser()
-    digest = hashlib.sha256(repr((FORMAT, *key)).encode()).hexdigest()[:32]
-    return root / "data" / f"{digest}.safetensors"
-
-
-def read_cache(path: Path) -> Decoded | None:
-    """Read a decoded data set; None when there is none, or it is damaged (with a warning)."""
-    if not path.exists():
-        return None
+    path = root / "data" / f"{hashlib.sha256(repr((FORMAT, key)).encode()).hexdigest()[:32]}.npz"
+    names = [f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")]
     try:
-        tensors, about = read_tensors(path)
-        train, test = (
-            (tensors[f"{name}_images"].permute(0, 3, 1, 2), tensors[f"{name}_labels"]) for name in ("train", "test")
-        )
-        return train, test, tuple(about["classes"])
-    except (ValueError, KeyError) as error:
-        warnings.warn(f"the cache {path} is damaged ({error}) and is made anew", stacklevel=3)
-        return None
-
-
-def write_cache(path: Path, decoded: Decoded) -> None:
-    """Store a decoded data set; the file appears whole or not at all. A disk that refuses is only a warning."""
-    train, test, classes = decoded
-    tensors: dict[str, Tensor] = {}
-    for name, (images, labels) in (("train", train), ("test", test)):
-        tensors |= {f"{name}_images": images.permute(0, 2, 3, 1).contiguous(), f"{name}_labels": labels}
+        if path.exists():
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+                x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in names)
+                classes = tuple(arrays["classes"].tolist())
+            return (x.permute(0, 3, 1, 2), y), (test_x.permute(0, 3, 1, 2), test_y), classes
+    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+        warnings.warn(f"the cache {path} is damaged ({error}) and is made anew", stacklevel=2)
+    decoded = (x, y), (test_x, test_y), classes = decode()
+    kept = (x.permute(0, 2, 3, 1).contiguous(), y, test_x.permute(0, 2, 3, 1).contiguous(), test_y)
+    buffer = io.BytesIO()
+    arrays = {name: tensor.numpy() for name, tensor in zip(names, kept, strict=True)}
+    np.savez(buffer, classes=np.array(classes, dtype=np.str_), **arrays)
     try:
-        write_tensors(path, tensors, {"classes": classes})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, buffer.getbuffer())
     except OSError as error:
         warnings.warn(
             f"cannot cache the decoded images in {path} ({error}), so the next run decodes them again; "
             "point ESAM_CACHE at a folder that can be written",
-            stacklevel=3,
+            stacklevel=2,
         )
+    return decoded

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from esam.files import folder_lock
 from .build import Parts, build_parts
 from .checkpoint import Checkpoint, Progress, run_state
 from .config import Config, find_method
-from .distributed import Ranks
+from .distributed import Ranks, unwrapped
 from .evaluation import evaluate
 from .loop import OnBatch, fit, schedule_of
 from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_record
-from .samples import unwrapped
 from .task import Facts, changed_data
 
 Measure = Callable[[nn.Module, Any, torch.device], Any]
@@ -47,7 +46,6 @@ def run(
     data; it must leave the model and the random stream as they are. ``parts`` makes what is trained, and ``on_batch``
     is called before each batch with its epoch, its number and how many there are.
     """
-    global _runs_here
     folder, config, ranks = Path(folder), config.check(), Ranks.current()
     path = folder / RECORD_NAME
     if config.threads:
@@ -59,10 +57,9 @@ def run(
 
     if (record := ended()) is not None:
         return record
-    with locked_folder(folder, ranks):
+    with folder_lock(folder) if ranks.first else nullcontext():  # the other ranks write through rank 0
         if (record := ended()) is not None:  # by another process, meanwhile
             return record
-        _runs_here += 1
         checkpoint, model = Checkpoint(folder), unwrapped(made.model)
         writer = open_record(path, checkpoint, first_line(config, made)) if ranks.first else None
 
@@ -99,25 +96,17 @@ def run(
             if writer is not None:
                 end = results(progress, read_record(path), trained, made.device)
                 if progress.diverged:
-                    end |= {"status": "diverged", "error": divergence(config, progress)}
+                    rho = find_method(config.method).effective(config.settings).get("rho")
+                    lower = f"lr ({config.lr:g})" if rho is None else f"lr ({config.lr:g}) or rho ({rho:g})"
+                    error = f"the loss was not finite in epoch {progress.epoch}; lower {lower}"
+                    end |= {"status": "diverged", "error": error}
                 else:
                     end |= {name: measure(model, made.task, made.device) for name, measure in (measures or {}).items()}
                     end["class_accuracy"] = tested["class_accuracy"]
                 writer.end(**end)
-        over = ranks.from_first(read_record(path) if ranks.first else None)
-        assert over is not None, "rank 0 has read it"
-        return over
-
-
-@contextmanager
-def locked_folder(folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Keep other runs out of the folder; the ranks of this one write through rank 0."""
-    if not ranks.first:
-        yield
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with folder_lock(folder):
-        yield
+        record = ranks.from_first(read_record(path) if ranks.first else None)
+        assert record is not None, "rank 0 has read it"
+        return record
 
 
 def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
@@ -171,13 +160,6 @@ def first_line(config: Config, made: Parts) -> dict[str, Any]:
     }
 
 
-def divergence(config: Config, progress: Progress) -> str:
-    """Say where the loss ceased to be finite, and what to change."""
-    settings = find_method(config.method).effective(config.settings)
-    radius = f" or rho ({settings['rho']:g})" if "rho" in settings else ""
-    return f"the loss was not finite in epoch {progress.epoch}; lower lr ({config.lr:g}){radius}"
-
-
 def results(progress: Progress, record: RunRecord, trained: dict[str, float], device: torch.device) -> dict[str, Any]:
     """Return what a record says at its end."""
     last = record.epochs[-1] if record.epochs else {}
@@ -191,25 +173,7 @@ def results(progress: Progress, record: RunRecord, trained: dict[str, float], de
         "images_per_second": progress.images / progress.seconds if progress.seconds else None,
         "seconds": progress.seconds,
         "cpu_seconds": progress.cpu_seconds,
-        "peak_memory": _peak_memory(device),
+        "peak_memory": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         "forwards": progress.forwards,
         "backwards": progress.backwards,
     }
-
-
-_runs_here = 0
-"""Runs that this process has begun: the peak of its memory is that of the first alone."""
-
-
-def _peak_memory(device: torch.device) -> int | None:
-    """Return the highest memory in use, in bytes: the accelerator's, or this process's in its first run; else None."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    if _runs_here > 1:
-        return None
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else 1024 * peak

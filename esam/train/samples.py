@@ -1,23 +1,28 @@
-"""What do samples and batches hold, and how does a model take them? Tensors, or tensors by name."""
+"""What do samples hold, how does a model take them, and which of them are drawn?"""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from esam.optim import take
+
+from .distributed import unwrapped
 
 Inputs = Any
 """A tensor, or a mapping of tensors with a row for each sample."""
 Batch = tuple[Inputs, Tensor]
+Samples = tuple[Inputs, Tensor] | Dataset[Any]
+"""Inputs (a tensor, or tensors by name) and targets, row by row; or a map-style Dataset of such pairs."""
 TARGETS = ("labels", "label", "targets", "target", "y")
 """What the targets are called in a batch that is one mapping; the first that is there is taken."""
+HELD_OUT_SHARE = 0.2
 
 
 def as_pair(batch: Any) -> Batch:
@@ -43,10 +48,11 @@ def on_device(inputs: Inputs, device: torch.device | str) -> Inputs:
     return inputs.to(device) if isinstance(inputs, Tensor) else inputs
 
 
-def bytes_of(inputs: Inputs) -> int:
-    """Return how much memory the inputs take."""
-    parts = inputs.values() if isinstance(inputs, Mapping) else [inputs]
-    return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+def leaves_of(sample: Any) -> list[Any]:
+    """Return what a sample or a batch holds, however deep."""
+    if isinstance(sample, Mapping):
+        sample = list(sample.values())
+    return [each for part in sample for each in leaves_of(part)] if isinstance(sample, (tuple, list)) else [sample]
 
 
 def rows_of(inputs: Inputs, rows: slice | Tensor) -> Inputs:
@@ -64,77 +70,12 @@ def outputs_of(model: nn.Module, inputs: Inputs) -> Any:
 
     Of an answer that holds ``logits`` beside other things, as those of transformers do, the logits are taken.
     """
-    outputs = model(**inputs) if _by_name(model, inputs) else model(inputs)
+    by_name = False
+    if isinstance(inputs, Mapping):
+        arguments = inspect.signature(unwrapped(model).forward).parameters
+        by_name = any(name in arguments for name in inputs)
+    outputs = model(**inputs) if by_name else model(inputs)
     return outputs if isinstance(outputs, Tensor) else getattr(outputs, "logits", outputs)
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the model inside DistributedDataParallel: a forward of it exchanges nothing."""
-    return model.module if isinstance(model, DistributedDataParallel) else model
-
-
-class InputsAdapter(nn.Module):
-    """A model that is called with the inputs of a batch, whatever they are."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, inputs: Inputs) -> Any:
-        """Give what the model gives."""
-        return outputs_of(self.model, inputs)
-
-
-def _by_name(model: nn.Module, inputs: Inputs) -> bool:
-    if not isinstance(inputs, Mapping):
-        return False
-    named = inspect.signature(unwrapped(model).forward).parameters
-    return any(name in named for name in inputs)
-
-
-Samples = tuple[Inputs, Tensor] | Dataset[Any]
-"""Inputs (a tensor, or tensors by name) and targets, row by row; or a map-style Dataset of such pairs."""
-
-
-class SomeRows(Dataset[Any]):
-    """Some rows of a Dataset, with other labels where they are given."""
-
-    def __init__(self, whole: Dataset[Any], rows: Tensor, labels: Tensor | None = None) -> None:
-        self._whole, self._rows, self._labels = whole, rows, labels
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, position: int) -> tuple[Any, Any]:
-        inputs, target = as_pair(self._whole[int(self._rows[position])])
-        return inputs, target if self._labels is None else self._labels[position]
-
-
-def check_samples(name: str, samples: Any) -> None:
-    """Refuse what is no samples, or none."""
-    if isinstance(samples, tuple):
-        if len(samples) != 2 or not isinstance(samples[1], Tensor) or not (counts := _input_counts(samples[0])):
-            raise ValueError(
-                f"a Task's {name} must be a pair of tensors (inputs, targets), or of a dict of tensors and a tensor, "
-                f"got {samples!r:.80}"
-            )
-        if counts != {len(samples[1])}:
-            numbers = " or ".join(map(str, sorted(counts)))
-            raise ValueError(f"{name} has {numbers} inputs and {len(samples[1])} targets; give one for each")
-    elif not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")):
-        raise ValueError(
-            f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "
-            f"{type(samples).__name__}"
-        )
-    if sample_count(samples) == 0:
-        raise ValueError(f"a Task's {name} must hold a sample at least, got none")
-
-
-def _input_counts(inputs: Any) -> set[int]:
-    """Return how many rows the inputs have; nothing where they are no tensors."""
-    parts = list(inputs.values()) if isinstance(inputs, Mapping) else [inputs]
-    whole = all(isinstance(part, Tensor) and part.dim() for part in parts)
-    return {len(part) for part in parts} if whole else set()
 
 
 def sample_count(samples: Samples) -> int:
@@ -154,14 +95,7 @@ def taken_rows(samples: Samples, rows: Tensor) -> Samples:
     """Return the samples at these rows."""
     if isinstance(samples, tuple):
         return rows_of(samples[0], rows), samples[1][rows]
-    return SomeRows(samples, rows)
-
-
-def with_labels(samples: Samples, labels: Tensor) -> Samples:
-    """Return the samples with other labels."""
-    if isinstance(samples, tuple):
-        return samples[0], labels
-    return SomeRows(samples, torch.arange(len(labels)), labels)
+    return Subset(samples, rows.tolist())
 
 
 def known_targets(samples: Samples) -> Tensor | None:
@@ -170,14 +104,83 @@ def known_targets(samples: Samples) -> Tensor | None:
     return targets if isinstance(targets, Tensor) else None
 
 
-def class_labels(name: str, samples: Samples) -> Tensor:
+def are_labels(targets: Tensor | None) -> TypeGuard[Tensor]:
+    """Whether each sample has one class."""
+    return targets is not None and targets.dim() == 1 and not targets.is_floating_point()
+
+
+def class_labels(samples: Samples) -> Tensor:
     """Return the targets as classes; refuse what is no class."""
     targets = known_targets(samples)
     if targets is None:
         targets = torch.stack([torch.as_tensor(row_of(samples, row)[1]) for row in range(sample_count(samples))])
-    if targets.dim() != 1 or targets.is_floating_point():
+    if not are_labels(targets):
         raise ValueError(
-            f"{name}: train_size, label_noise and the models that esam can name need one class a sample, "
-            f"got targets of shape {tuple(targets.shape)} and type {targets.dtype}; leave them out"
+            "train_size, label_noise and the models that esam can name need one class a sample, got targets of shape "
+            f"{tuple(targets.shape)} and type {targets.dtype}; leave them out"
         )
     return targets.long()
+
+
+def generator_for(*key: str | int) -> torch.Generator:
+    """Give a fresh CPU generator that depends on ``key`` alone, never on the global generator or on earlier draws.
+
+    The key is hashed because neighbouring seeds, such as (seed 0, epoch 1) and (seed 1, epoch 0), must not meet.
+    """
+    digest = hashlib.blake2b("/".join(map(str, key)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+
+
+def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Make exactly ``round(share * N)`` labels wrong; gives the labels and a mask of which are wrong.
+
+    A wrong label is any other class, uniformly. The same seed gives the same errors.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"label_noise is a share and must be in [0, 1], got {share}; for 20 % write 0.2")
+    if share > 0 and classes < 2:
+        raise ValueError(f"a label can only be wrong among 2 or more classes, got {classes}; use label_noise=0")
+    generator = generator_for("label noise", seed)
+    chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
+    # A step of 1..classes-1 round the circle of classes reaches each other class equally often, and never its own.
+    steps = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
+    noisy = labels.clone()
+    noisy[chosen] = (labels[chosen] + steps) % classes
+    return noisy, noisy != labels
+
+
+def balanced_subset(labels: Tensor, count: int, *, seed: int = 0) -> Tensor:
+    """Pick ``count`` samples at random with all classes equally often; gives their positions, ascending.
+
+    A class with too few samples gives all it has and the others fill up. For one seed, smaller subsets lie inside
+    larger ones.
+    """
+    if not 1 <= count <= len(labels):
+        raise ValueError(f"train_size must be in 1..{len(labels)}, the number of training images, got {count}")
+    shuffled, rank = _rank_within_class(labels, generator_for("subset", seed))
+    return shuffled[rank.argsort(stable=True)][:count].sort().values
+
+
+def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Hold out a fifth of the samples, every class in proportion; gives the positions kept and those held out.
+
+    The draw is fixed: a test set must not change with the seed of a run.
+    """
+    if len(labels) < 2:
+        raise ValueError(f"holding out test images takes at least 2 images, got {len(labels)}")
+    shuffled, rank = _rank_within_class(labels, generator_for("held out"))
+    counts = labels.bincount()[labels[shuffled]]
+    by_depth = shuffled[((rank + 0.5) / counts).argsort(stable=True)]
+    count = max(1, round(HELD_OUT_SHARE * len(labels)))
+    return by_depth[count:].sort().values, by_depth[:count].sort().values
+
+
+def _rank_within_class(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Shuffle the samples; gives their positions in that order and how many of its class came before each."""
+    shuffled = torch.randperm(len(labels), generator=generator)
+    by_class = labels[shuffled].argsort(stable=True)
+    counts = labels.bincount()
+    first = counts.cumsum(0) - counts
+    rank = torch.empty_like(shuffled)
+    rank[by_class] = torch.arange(len(labels)) - first[labels[shuffled][by_class]]
+    return shuffled, rank

@@ -18,17 +18,19 @@ from torch import Tensor, nn
 
 from .batches import Transform
 from .config import did_you_mean
-from .draws import balanced_subset, flip_labels, held_out
 from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
 from .samples import (
     Samples,
+    are_labels,
     as_pair,
-    check_samples,
+    balanced_subset,
     class_labels,
+    flip_labels,
+    held_out,
     known_targets,
+    leaves_of,
     sample_count,
     taken_rows,
-    with_labels,
 )
 
 
@@ -48,27 +50,57 @@ class Task:
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
-            check_samples(name, getattr(self, name))
-            labels = known_targets(getattr(self, name))
-            if labels is None or self.classes is None or labels.dim() != 1 or labels.is_floating_point():
-                continue
-            if int(labels.max()) >= len(self.classes):
+            samples = getattr(self, name)
+            _check_samples(name, samples)
+            labels, named = known_targets(samples), len(self.classes or ())
+            if named and are_labels(labels) and int(labels.max()) >= named:
                 raise ValueError(
-                    f"the {name} labels go up to {int(labels.max())}, and classes names {len(self.classes)}; give a "
-                    "name for each class, from 0"
+                    f"the {name} labels go up to {int(labels.max())}, and classes names {named}; give a name for each "
+                    "class, from 0"
                 )
+
+    @property
+    def first_input(self) -> Tensor | None:
+        """The first training input as it is stored; None where it is no tensor."""
+        if isinstance(self.train, tuple):
+            return self.train[0][0] if isinstance(self.train[0], Tensor) else None
+        try:
+            first, _ = as_pair(self.train[0])
+        except ValueError:  # no pairs yet: a collate_fn makes them
+            return None
+        return first if isinstance(first, Tensor) else None
 
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of an input as it is stored; None where it is no tensor."""
-        first = first_input(self.train)
-        return None if first is None else tuple(first.shape)
+        return None if (first := self.first_input) is None else tuple(first.shape)
 
     def class_count(self) -> int:
         """Return how many classes there are."""
         if self.classes is not None:
             return len(self.classes)
-        return 1 + max(int(class_labels("the task", samples).max()) for samples in (self.train, self.test))
+        return 1 + max(int(class_labels(samples).max()) for samples in (self.train, self.test))
+
+
+def _check_samples(name: str, samples: Any) -> None:
+    """Refuse what is no samples, or none."""
+    if isinstance(samples, tuple):
+        inputs = list(samples[0].values()) if isinstance(samples[0], Mapping) else [samples[0]]
+        if len(samples) != 2 or not all(isinstance(part, Tensor) and part.dim() for part in (*inputs, samples[1])):
+            raise ValueError(
+                f"a Task's {name} must be a pair of tensors (inputs, targets), or of a dict of tensors and a tensor, "
+                f"got {samples!r:.80}"
+            )
+        if (counts := {len(part) for part in inputs}) != {len(samples[1])}:
+            numbers = " or ".join(map(str, sorted(counts)))
+            raise ValueError(f"{name} has {numbers} inputs and {len(samples[1])} targets; give one for each")
+    elif not (hasattr(samples, "__getitem__") and hasattr(samples, "__len__")):
+        raise ValueError(
+            f"a Task's {name} must be a pair of tensors (inputs, targets) or a Dataset with a length, got "
+            f"{type(samples).__name__}"
+        )
+    if sample_count(samples) == 0:
+        raise ValueError(f"a Task's {name} must hold a sample at least, got none")
 
 
 def as_task(name: str, value: Any) -> Task:
@@ -88,18 +120,16 @@ def part_of(
     """Return the task with held-out training samples as its test samples, fewer training samples, or wrong labels."""
     if validation:
         task = held_out_task(task)
-    if train_size is None and label_noise == 0:
-        return task
-    samples = task.train
-    labels = class_labels("the task", samples)
+    if label_noise and not isinstance(task.train, tuple):
+        raise ValueError("label_noise changes targets that are a tensor; in a Dataset of your own, change them there")
+    classes = task.class_count() if label_noise else 0
     if train_size is not None:
-        rows = balanced_subset(labels, train_size, seed=seed)
-        samples, labels = taken_rows(samples, rows), labels[rows]
-    wrong = None
+        rows = balanced_subset(class_labels(task.train), train_size, seed=seed)
+        task = replace(task, train=taken_rows(task.train, rows))
     if label_noise:
-        labels, wrong = flip_labels(labels, label_noise, classes=task.class_count(), seed=seed)
-        samples = with_labels(samples, labels)
-    return replace(task, train=samples, wrong=wrong)
+        labels, wrong = flip_labels(class_labels(task.train), label_noise, classes=classes, seed=seed)
+        task = replace(task, train=(task.train[0], labels), wrong=wrong)
+    return task
 
 
 def held_out_task(task: Task) -> Task:
@@ -108,7 +138,7 @@ def held_out_task(task: Task) -> Task:
     Every class in proportion, where the targets are classes.
     """
     try:
-        labels = class_labels("the task", task.train)
+        labels = class_labels(task.train)
     except ValueError:  # no classes
         labels = torch.zeros(sample_count(task.train), dtype=torch.long)
     kept, out = held_out(labels)
@@ -174,13 +204,10 @@ def _user_code_error(what: str, error: Exception) -> ValueError:
 def make_model(name: str, data: object) -> nn.Module:
     """Return the module that a factory makes; a factory with one parameter is given the data."""
     factory = find_factory(name)
-    try:
-        takes = any(
-            p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
-            for p in inspect.signature(factory).parameters.values()
-        )
-    except ValueError:  # a builtin without a signature
-        takes = False
+    takes = any(
+        p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
+        for p in inspect.signature(factory).parameters.values()
+    )
     model = called(name, factory, *([data] if takes else []))
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
@@ -189,9 +216,9 @@ def make_model(name: str, data: object) -> nn.Module:
 
 def own_builder(model: str | None, data: str | None = None) -> Callable[[], nn.Module] | None:
     """Return a function that builds the model of these names; None where no model is named."""
-    return (
-        None if model is None else lambda: make_model(model, None if data is None else called(data, find_factory(data)))
-    )
+    if model is None:
+        return None
+    return lambda: make_model(model, None if data is None else called(data, find_factory(data)))
 
 
 LOOKED_AT = 256
@@ -202,53 +229,27 @@ Facts = dict[str, Any]
 
 def data_facts(task: Task) -> Facts:
     """Return counts, classes, input shape, normalisation, and a fingerprint that changes whenever the data do."""
+    parts = {"train": task.train, "test": task.test}
     with torch.random.fork_rng(devices=[]):  # to look at the data must not change what is drawn afterwards
-        facts: Facts = {"train": sample_count(task.train), "test": sample_count(task.test)}
-        facts["shape"] = None if task.shape is None else list(task.shape)
-        facts["classes"] = None if task.classes is None else list(task.classes)
-        if task.transform is None:
-            first = first_input(task.train)
-            facts["dtype"] = None if first is None else str(first.dtype)
-        else:
-            facts |= {
-                key: list(getattr(task.transform, key)) for key in ("mean", "std") if hasattr(task.transform, key)
-            }
-        parts = {"train": task.train, "test": task.test}
-        facts["of_each_class"] = {name: _counts(known_targets(part)) for name, part in parts.items()}
-        digest = hashlib.sha256()
+        first, digest = task.first_input, hashlib.sha256()
         for part in parts.values():
-            _add(digest, part)
-        return {"fingerprint": digest.hexdigest()[:16], **facts}
-
-
-def first_input(samples: Samples) -> Tensor | None:
-    """Return the first input, if it is a tensor."""
-    if isinstance(samples, tuple):
-        return samples[0][0] if isinstance(samples[0], Tensor) else None
-    try:
-        first, _ = as_pair(samples[0])
-    except ValueError:  # no pairs yet: a collate_fn makes them
-        return None
-    return first if isinstance(first, Tensor) else None
-
-
-def _add(digest: Any, part: Samples) -> None:
-    if isinstance(part, tuple):
-        tensors = [one for one in _parts(part) if isinstance(one, Tensor)]
-        # images as they decode, row by row with their channels
-        _add_tensors(
-            digest, *(x.permute(0, 2, 3, 1) if x.dtype == torch.uint8 and x.dim() == 4 else x for x in tensors)
-        )
-    else:
-        _add_rows(digest, part)
+            _add_samples(digest, part)
+    facts: Facts = {
+        "fingerprint": digest.hexdigest()[:16],
+        **{name: sample_count(part) for name, part in parts.items()},
+    }
+    facts["shape"] = None if first is None else list(first.shape)
+    facts["classes"] = None if task.classes is None else list(task.classes)
+    facts |= {key: list(getattr(task.transform, key)) for key in ("mean", "std") if hasattr(task.transform, key)}
+    return {**facts, "of_each_class": {name: _counts(known_targets(part)) for name, part in parts.items()}}
 
 
 def _counts(labels: Tensor | None) -> list[int] | None:
     """Return how many samples each class has; None where the targets are no classes, or no tensor tells them."""
-    if labels is None or labels.dim() != 1 or labels.is_floating_point() or int(labels.min()) < 0:
+    if not are_labels(labels) or int(labels.min()) < 0 or int(labels.max()) >= MOST_CLASSES:
         return None
-    counts: list[int] = labels.long().bincount().tolist() if int(labels.max()) < MOST_CLASSES else []
-    return counts or None
+    counts: list[int] = labels.long().bincount().tolist()
+    return counts
 
 
 def changed_data(then: Facts | None, now: Facts) -> str | None:
@@ -260,27 +261,22 @@ def changed_data(then: Facts | None, now: Facts) -> str | None:
     return f"then {both[0]}, now {both[1]}"
 
 
-def _add_tensors(digest: Any, *tensors: Tensor) -> None:
-    for tensor in tensors:
-        digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
-        if tensor.numel():
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _add_rows(digest: Any, rows: Any) -> None:
-    """Add a Dataset's length and some of its rows; whatever comes out otherwise each time is left out."""
-    digest.update(str(len(rows)).encode())
-    for row in torch.linspace(0, len(rows) - 1, min(LOOKED_AT, len(rows))).round().long().tolist():
-        once, again = (_parts(rows[row]) for _ in range(2))
-        for part, same in zip(once, again, strict=False):
+def _add_samples(digest: Any, samples: Any) -> None:
+    """Add all tensors, or a Dataset's length and some of its rows without what comes out otherwise each time."""
+    if isinstance(samples, tuple):
+        for x in leaves_of(samples):  # images as they decode, row by row with their channels
+            _add_tensor(digest, x.permute(0, 2, 3, 1) if x.dtype == torch.uint8 and x.dim() == 4 else x)
+        return
+    digest.update(str(len(samples)).encode())
+    for row in torch.linspace(0, len(samples) - 1, min(LOOKED_AT, len(samples))).round().long().tolist():
+        for part, same in zip(leaves_of(samples[row]), leaves_of(samples[row]), strict=False):
             if isinstance(part, Tensor) and isinstance(same, Tensor) and torch.equal(part, same):
-                _add_tensors(digest, part)
+                _add_tensor(digest, part)
             elif isinstance(part, (int, float, str)) and part == same:
                 digest.update(repr(part).encode())
 
 
-def _parts(sample: Any) -> list[Any]:
-    """Return what a sample holds, however deep."""
-    if isinstance(sample, Mapping):
-        sample = list(sample.values())
-    return [part for one in sample for part in _parts(one)] if isinstance(sample, (tuple, list)) else [sample]
+def _add_tensor(digest: Any, tensor: Tensor) -> None:
+    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    if tensor.numel():
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)

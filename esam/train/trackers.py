@@ -11,7 +11,6 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +25,8 @@ from esam.optim.monitor import FIRST, FirstSteps
 from .config import Config, effective_settings
 
 PROJECT = "esam"
-Log = Callable[[dict[str, float], int], Any]
-"""(figures, epoch) -> written by the library."""
+Opened = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
+"""What a library logs the figures of an epoch with, and what closes it."""
 
 
 class StepValues(FirstSteps):
@@ -79,26 +78,28 @@ class StepValues(FirstSteps):
 
 
 class Tracker:
-    """Gives the figures of each epoch to a library, which is opened at the first."""
+    """Gives the figures of each epoch to a library, which is opened at the first; a missing package is refused now."""
 
     def __init__(self, name: str, folder: Path, config: Config) -> None:
-        self._open = partial(TRACKERS[name][0], folder, config)
-        self._log: Log | None = None
-        self._close: Callable[[], Any] = lambda: None
+        self._open, packages = TRACKERS[name]
+        require(*packages, purpose=f"--track {name}")
+        self._arguments = folder, config
+        self._opened: Opened | None = None
 
     def epoch(self, metrics: Mapping[str, Any]) -> None:
         """Keep the figures of an epoch that are finite numbers."""
-        if self._log is None:
-            self._log, self._close = self._open()
+        if self._opened is None:
+            self._opened = self._open(*self._arguments)
         numbers = {n: v for n, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-        self._log({name: value for name, value in numbers.items() if name != "epoch"}, metrics["epoch"])
+        self._opened[0]({name: value for name, value in numbers.items() if name != "epoch"}, metrics["epoch"])
 
     def end(self) -> None:
         """Close what was opened."""
-        self._close()
+        if self._opened is not None:
+            self._opened[1]()
 
 
-def tensorboard(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
+def tensorboard(folder: Path, config: Config) -> Opened:
     """Write events into the run's folder; ``tensorboard --logdir`` shows them."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
@@ -112,18 +113,24 @@ def tensorboard(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
     return log, writer.close
 
 
-def wandb(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
+def wandb(folder: Path, config: Config) -> Opened:
     """Log a run of the project ``esam``; offline, in the run's folder, until ``wandb sync`` sends it."""
     import wandb
 
-    mode: Any = None if "WANDB_MODE" in os.environ else "offline"
-    about: dict[str, Any] = {"id": config.id(), "name": _title(config), "config": _settings(config)}
-    quiet = wandb.Settings(silent=True, console="off")
-    run = wandb.init(project=PROJECT, dir=str(folder), mode=mode, resume="allow", settings=quiet, **about)
+    run = wandb.init(
+        project=PROJECT,
+        dir=str(folder),
+        mode=None if "WANDB_MODE" in os.environ else "offline",
+        id=config.id(),
+        name=f"{config.method}, seed {config.seed}",
+        config=_settings(config),
+        resume="allow",
+        settings=wandb.Settings(silent=True, console="off"),
+    )
     return run.log, run.finish
 
 
-def mlflow(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
+def mlflow(folder: Path, config: Config) -> Opened:
     """Log a run of the experiment ``esam``; into ``mlflow.db`` in the run's folder. A resumed run is continued."""
     import mlflow
 
@@ -135,13 +142,9 @@ def mlflow(folder: Path, config: Config) -> tuple[Log, Callable[[], Any]]:
     if known:
         mlflow.start_run(known[0].info.run_id)
     else:
-        mlflow.start_run(run_name=_title(config), tags={"esam.id": config.id()})
+        mlflow.start_run(run_name=f"{config.method}, seed {config.seed}", tags={"esam.id": config.id()})
         mlflow.log_params(_settings(config))
     return mlflow.log_metrics, mlflow.end_run
-
-
-def _title(config: Config) -> str:
-    return f"{config.method}, seed {config.seed}"
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -150,15 +153,9 @@ def _settings(config: Config) -> dict[str, Any]:
     return {**plain, **effective_settings(config)}
 
 
-TRACKERS: dict[str, tuple[Callable[[Path, Config], tuple[Log, Callable[[], Any]]], tuple[str, ...]]] = {
+TRACKERS: dict[str, tuple[Callable[[Path, Config], Opened], tuple[str, ...]]] = {
     "tensorboard": (tensorboard, ("tensorboard",)),
     "wandb": (wandb, ("wandb",)),
     "mlflow": (mlflow, ("mlflow", "sqlalchemy", "alembic")),
 }
 """By the name that the command line has for it: what opens it, and the packages that it needs."""
-
-
-def find_tracker(name: str, folder: str | Path, config: Config) -> Tracker:
-    """Return the tracker of that name; a missing package is reported before the run."""
-    require(*TRACKERS[name][1], purpose=f"--track {name}")
-    return Tracker(name, Path(folder), config)

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from esam.report.sheets import Sheet, as_markdown
-from esam.train.record import read_pack
+from experiments.packs import read_pack
 
 from .items import claims_sheet, counted, judged
 from .plan import runs_sheet

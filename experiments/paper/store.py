@@ -11,7 +11,7 @@ from typing import Any
 from filelock import FileLock
 
 from esam.files import write_atomically
-from esam.train.record import read_pack, write_pack
+from experiments.packs import read_pack, write_pack
 
 PACK = Path(__file__).resolve().parents[2] / "results" / "paper.jsonl.xz"
 FIRST_ROUND = PACK.with_name("paper_first_round.jsonl.xz")

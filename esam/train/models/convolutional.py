@@ -22,6 +22,11 @@ def conv(inputs: int, outputs: int, kernel: int = 3, *, stride: int = 1) -> nn.C
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)
 
 
+def conv_norm(inputs: int, outputs: int, kernel: int = 3, *, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    """A convolution and its norm."""
+    return conv(inputs, outputs, kernel, stride=stride), nn.BatchNorm2d(outputs)
+
+
 def block_plan(stem_width: int, stages: Iterable[Iterable[int]]) -> Iterator[tuple[int, int, int]]:
     """Yield (inputs, outputs, stride) of every block, given the output width of each block of each stage.
 
@@ -74,8 +79,7 @@ class Residual(nn.Module):
 
     def __init__(self, body: nn.Module, shortcut: nn.Module) -> None:
         super().__init__()
-        self.body = body
-        self.shortcut = shortcut
+        self.body, self.shortcut = body, shortcut
 
     def forward(self, images: Tensor) -> Tensor:
         """Return relu(body + shortcut)."""
@@ -84,28 +88,19 @@ class Residual(nn.Module):
 
 def basic_body(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     """Two 3x3 convolutions."""
-    return nn.Sequential(
-        conv(inputs, outputs, stride=stride),
-        nn.BatchNorm2d(outputs),
-        nn.ReLU(),
-        conv(outputs, outputs),
-        nn.BatchNorm2d(outputs),
-    )
+    return nn.Sequential(*conv_norm(inputs, outputs, stride=stride), nn.ReLU(), *conv_norm(outputs, outputs))
 
 
 def bottleneck_body(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     """A 3x3 convolution at a quarter of the width, between two 1x1 convolutions."""
     inner = outputs // 4
     return nn.Sequential(
-        conv(inputs, inner, 1),
-        nn.BatchNorm2d(inner),
+        *conv_norm(inputs, inner, 1),
         nn.ReLU(),
         # The stride sits here, not in the 1x1 before as in the paper: the "v1.5" that today's ImageNet results mean.
-        conv(inner, inner, stride=stride),
-        nn.BatchNorm2d(inner),
+        *conv_norm(inner, inner, stride=stride),
         nn.ReLU(),
-        conv(inner, outputs, 1),
-        nn.BatchNorm2d(outputs),
+        *conv_norm(inner, outputs, 1),
     )
 
 
@@ -120,22 +115,17 @@ def projected_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     """Option B of the paper: a 1x1 convolution, only where the shape changes."""
     if inputs == outputs:
         return nn.Identity()
-    return nn.Sequential(conv(inputs, outputs, 1, stride=stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(*conv_norm(inputs, outputs, 1, stride=stride))
 
 
 def small_image_stem(channels: int, width: int) -> nn.Sequential:
     """One 3x3 convolution that keeps every pixel."""
-    return nn.Sequential(conv(channels, width), nn.BatchNorm2d(width), nn.ReLU())
+    return nn.Sequential(*conv_norm(channels, width), nn.ReLU())
 
 
 def imagenet_stem(channels: int, width: int) -> nn.Sequential:
     """A 7x7 convolution and a max-pool, which quarter the image."""
-    return nn.Sequential(
-        conv(channels, width, 7, stride=2),
-        nn.BatchNorm2d(width),
-        nn.ReLU(),
-        nn.MaxPool2d(3, stride=2, padding=1),
-    )
+    return nn.Sequential(*conv_norm(channels, width, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
 
 
 def network(stem: nn.Module, blocks: Iterable[nn.Module], width: int, classes: int, *, norm: bool) -> nn.Sequential:
@@ -182,9 +172,7 @@ class WideBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
         self.activate = nn.Sequential(nn.BatchNorm2d(inputs), nn.ReLU())
-        self.body = nn.Sequential(
-            conv(inputs, outputs, stride=stride), nn.BatchNorm2d(outputs), nn.ReLU(), conv(outputs, outputs)
-        )
+        self.body = nn.Sequential(*conv_norm(inputs, outputs, stride=stride), nn.ReLU(), conv(outputs, outputs))
         self.project = None if inputs == outputs else conv(inputs, outputs, 1, stride=stride)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -211,15 +199,12 @@ class PyramidBlock(nn.Module):
     """BN, conv, BN, ReLU, conv, BN around a shortcut: no ReLU before the first convolution, none after the sum."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Take the widths before and after, and the stride of the first convolution."""
         super().__init__()
         self.body = nn.Sequential(
             nn.BatchNorm2d(inputs),
-            conv(inputs, outputs, stride=stride),
-            nn.BatchNorm2d(outputs),
+            *conv_norm(inputs, outputs, stride=stride),
             nn.ReLU(),
-            conv(outputs, outputs),
-            nn.BatchNorm2d(outputs),
+            *conv_norm(outputs, outputs),
         )
         # ceil_mode: an odd image shrinks to the same size as under the strided convolution.
         shrink = nn.Identity() if stride == 1 else nn.AvgPool2d(stride, ceil_mode=True)
@@ -239,8 +224,7 @@ def pyramidnet(depth: int, alpha: int, *, classes: int, channels: int, size: int
     # Rounded as in the authors' code; the paper's formula rounds down, which is the same for alpha = 270.
     widths = [round(16 + alpha * block / (3 * n)) for block in range(1, 3 * n + 1)]
     blocks = [PyramidBlock(*shape) for shape in block_plan(16, [widths[:n], widths[n : 2 * n], widths[2 * n :]])]
-    stem = nn.Sequential(conv(channels, 16), nn.BatchNorm2d(16))
-    return network(stem, blocks, widths[-1], classes, norm=True)
+    return network(nn.Sequential(*conv_norm(channels, 16)), blocks, widths[-1], classes, norm=True)
 
 
 # Small ones, without batch statistics: each sample is computed on its own ---------------------------------------------
