@@ -12,7 +12,7 @@ MAKEFLAGS += --jobs=2
 # pip compiles nothing: each module is, once, when it is first imported. Empty counts as not set.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo paper test test-fast suite lint style types browser database docs site extras clean
+.PHONY: demo paper test test-fast suite lint style types browser docs site extras clean
 
 # The main job on the embedded data: methods, their control, three seeds, a table and a report.
 demo: $(READY)
@@ -24,7 +24,7 @@ paper: $(READY)
 
 test: lint suite
 
-suite: $(READY) style browser database
+suite: $(READY) style browser
 	$(BIN)/python -m pytest $(SPREAD)
 
 # What to run before a commit: all but the slowest proofs.
@@ -58,14 +58,6 @@ ifeq ($(CI),true)
 	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
 		{ apt-get update -qq && apt-get install -y -qq chromium chromium-driver >/dev/null; } || \
 		echo "no browser could be installed: the report's tests in a browser are skipped"
-endif
-
-# Searches are tested on a real PostgreSQL; elsewhere than in CI that test is skipped where none is found.
-database: browser
-ifeq ($(CI),true)
-	@ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
-		{ apt-get update -qq && apt-get install -y -qq postgresql >/dev/null; } || \
-		echo "no PostgreSQL could be installed: the tests of searches on it are skipped"
 endif
 
 # pip, with the versions that are tested: torch is pinned to a build that exists for the CPU alone.

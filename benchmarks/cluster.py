@@ -17,7 +17,7 @@ from ray_nodes import RayNodes, wait_until
 
 from esam.files import write_atomically
 from esam.runs import Comparison, Processes, plan, run_all
-from esam.runs.ray import RayCluster, connected
+from esam.runs.ray import ray_cluster
 from esam.train import Config
 from esam.train.record import environment
 
@@ -40,9 +40,9 @@ def on_ray(nodes, count):
 
     with tempfile.TemporaryDirectory(prefix="ray-") as folder:
         os.environ["RAY_TMPDIR"] = folder
-        with RayNodes(Path(folder), nodes=nodes) as started, connected(started.address):
+        with RayNodes(Path(folder), nodes=nodes) as started, ray_cluster(started.address) as cluster:
             wait_until(lambda: ray.cluster_resources().get("CPU") == nodes, "the nodes")
-            return timed(RayCluster(), count)
+            return timed(cluster, count)
 
 
 def measure(count):

@@ -6,18 +6,17 @@ import threading
 from pathlib import Path
 
 import pytest
+from conftest import timeless
 from ray_nodes import IP, RayNodes, TooBusyError, free_ports, wait_until
 
 from esam.cli import main
-from esam.runs.ray import ClusterOptions, RayCluster, connected, run_on_node
+from esam.runs.ray import ray_cluster, run_on_node
 from esam.train import Config, run
 from esam.train.loaded_run import MEASURES
 from esam.train.record import read_records
 
 ray = pytest.importorskip("ray", reason="the extra [cluster] is not installed")
 pytestmark = pytest.mark.slow
-
-TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory", "started"}
 
 
 @pytest.fixture(scope="module")
@@ -35,37 +34,32 @@ def nodes(tmp_path_factory):
             yield started
 
 
-def timeless(record):
-    """A record without what no two runs share."""
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in [record.run, *record.epochs, record.end]]
-
-
 def test_a_clusters_ports_differ_and_are_none_that_ray_takes_by_itself():
     ports = free_ports(200)
     assert len({*ports}) == 200 and {6379, 8265, 52365, *range(10_001, 20_000)}.isdisjoint(ports)
 
 
 def test_a_node_that_does_not_see_the_folder_says_so(tmp_path):
-    said = run_on_node("esam.runs.worker", tmp_path, "another token", {}, str(tmp_path))
+    said = run_on_node("esam.runs.worker", tmp_path, "another configuration", {}, str(tmp_path))
     assert f"does not see the folder {tmp_path}" in said
 
 
 @pytest.mark.parametrize(
-    ("options", "jobs", "message"),
+    ("address", "cpus", "message"),
     [
-        ({"cluster": "ray", "cpus_per_run": -1}, 1, "must be 0 or more, got -1 and 0"),
-        ({"cluster": "ray"}, 0, "jobs must be 1 or more, got 0"),
-        ({"cluster": f"{IP}:{free_ports(1)[0]}"}, 1, "no Ray cluster answers at 127.0.0.2"),
+        ("ray", -1, "must be 0 or more, got -1 and 0"),
+        (f"{IP}:{free_ports(1)[0]}", 1, "no Ray cluster answers at 127.0.0.2"),
     ],
 )
-def test_what_cannot_be_connected_to_is_refused(options, jobs, message):
-    with pytest.raises(ValueError, match=message), ClusterOptions(**options).executor(jobs):
+def test_what_cannot_be_connected_to_is_refused(address, cpus, message):
+    with pytest.raises(ValueError, match=message), ray_cluster(address, cpus=cpus):
         pass
 
 
 def test_what_no_node_has_is_refused_at_once(nodes):
-    with connected(nodes.address), pytest.raises(ValueError, match="no node of the cluster has 1 CPUs and 2 GPUs"):
-        RayCluster(gpus=2)
+    message = "no node of the cluster has 1 CPUs and 2 GPUs"
+    with pytest.raises(ValueError, match=message), ray_cluster(nodes.address, gpus=2):
+        pass
 
 
 def test_the_commands_runs_end_as_they_do_here_though_a_node_is_killed_in_the_middle(nodes, tmp_path, capsys):
@@ -92,4 +86,5 @@ def test_the_commands_runs_end_as_they_do_here_though_a_node_is_killed_in_the_mi
     assert len(records) == 2 and all(record.finished for record in records) and (out / "report.html").exists()
     (there,) = [record for record in records if record.path == killed[0].path]
     here = run(Config.from_json(there.config), tmp_path / "here", measures=MEASURES)
-    assert timeless(there) == timeless(here)
+    lines = [[record.run, *record.epochs, record.end] for record in (there, here)]
+    assert timeless(lines[0]) == timeless(lines[1])
