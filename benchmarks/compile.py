@@ -1,12 +1,11 @@
 """What does torch.compile make of a whole step? Every method, compiled beside eager, in turn, in one run.
 
-    python benchmarks/compile.py resnet18 [--rounds 3] [--minutes 9] [--batch 32] [--out results/speed]
+    python benchmarks/compile.py resnet18 [--rounds 3] [--batch 32] [--out results/speed]
     python benchmarks/compile.py vit-tiny
 
 One thread, processor time; batches of one size. All methods share one eager and one compiled model, so that each graph
 is made once: one for every size of batch or part (dynamic=False), with a gradient or without. A step in which a graph
-is made is counted, not timed. The record is written after each round and a later call goes on from it, so a run that
-``--minutes`` ended, or that was killed, only lacks rounds; graphs come from torch's own cache then.
+is made is counted, not timed.
 """
 
 import argparse
@@ -19,9 +18,7 @@ from pathlib import Path
 import torch
 import torch._dynamo
 
-from esam.bench.config import Bench
-from esam.bench.contenders import contender
-from esam.bench.steps import spread
+from esam.bench.steps import Bench, contender, spread
 from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.report.sheets import Sheet, as_text
@@ -59,43 +56,26 @@ def timed(step):
     return time.process_time() - start, graph_count() - before
 
 
-def measure(bench, names, path, *, backend="inductor", minutes=9.0, on_step=lambda *_: None):
-    """Take rounds until there are as many as asked for, or the minutes are spent; return the record."""
+def measure(bench, names, *, backend="inductor"):
+    """Return the record of so many rounds."""
     torch.set_num_threads(bench.threads)
-    began = time.monotonic()
-    seconds, graphs, rounds = earlier(bench, names, backend, path)
     steps = steps_of(bench, names, backend)
-    for step in () if rounds >= bench.rounds else steps.values():  # warms up, and compiles
+    for step in steps.values():  # warms up, and compiles
         step()
-        on_step("warm-up")
-    while rounds < bench.rounds and (rounds == 0 or time.monotonic() - began < 60 * minutes):
+    seconds, graphs = {name: {way: [] for way in WAYS} for name in names}, dict.fromkeys(names, 0)
+    for number in range(bench.rounds):
         keys = list(steps)
-        turn = rounds * len(WAYS) % len(keys)
+        turn = number * len(WAYS) % len(keys)
         for name, way in keys[turn:] + keys[:turn]:
             taken, made = timed(steps[name, way])
             graphs[name] += made
             seconds[name][way] += [] if made else [taken]
-            on_step(name)
-        rounds += 1
-        record = recorded(bench, backend, rounds, seconds, graphs)
-        write_atomically(path, (json.dumps(record, indent=1) + "\n").encode())
-    return json.loads(path.read_text())
-
-
-def earlier(bench, names, backend, path):
-    """Return the times of an earlier call with the same settings, or none."""
-    if path.exists():
-        old = json.loads(path.read_text())
-        same = {**old["bench"], "rounds": bench.rounds} == asdict(bench) and list(old["contenders"]) == list(names)
-        if not same or old["backend"] != backend:
-            raise SystemExit(f"{path} holds another measurement: remove it, or give another --out")
-        rows = old["contenders"].items()
-        return {n: row["seconds"] for n, row in rows}, {n: row["graphs"] for n, row in rows}, old["rounds"]
-    return {name: {way: [] for way in WAYS} for name in names}, dict.fromkeys(names, 0), 0
+        print(f"round {number + 1} of {bench.rounds}", flush=True)
+    return recorded(bench, backend, bench.rounds, seconds, graphs)
 
 
 def recorded(bench, backend, rounds, seconds, graphs):
-    """Return the record: raw times, so that a later call can go on, and what they say."""
+    """Return the record: raw times, and what they say."""
     base = {way: sum(seconds["base"][way]) / max(len(seconds["base"][way]), 1) for way in WAYS}
     rows = {}
     for name, own in seconds.items():
@@ -143,13 +123,12 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=9.0, help="no round begins after so many")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--methods", nargs="+", default=PUBLIC, help="base among them")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(model=given.model, rounds=given.rounds, batch_size=given.batch)
-    path = given.out / f"compile-{given.model}.json"
-    found = measure(bench, given.methods, path, minutes=given.minutes, on_step=lambda n: print(n, flush=True))
+    found = measure(bench, given.methods)
+    write_atomically(given.out / f"compile-{given.model}.json", (json.dumps(found, indent=1) + "\n").encode())
     print(as_text(sheet(found)))

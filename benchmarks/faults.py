@@ -5,7 +5,7 @@
 A fault strikes in the loss function, a forward or backward hook, the scaler, a part of the method, the base's own hook,
 or at any call inside the package, in steps of every form. After it, weights, buffers, the optimizer's state and random
 numbers are compared bit for bit with those before, and the next step with that of an undisturbed twin.
-``tests/test_faults.py`` has a short form; ``interrupts.py`` beside this sends signals at random moments.
+``tests/test_faults.py`` has a short form.
 """
 
 import argparse

@@ -20,10 +20,8 @@ from counting import Counting
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from esam.bench.config import Bench
-from esam.bench.contenders import Contender, Registered, contender
 from esam.bench.memory import peak_memory
-from esam.bench.steps import prepared
+from esam.bench.steps import Bench, Contender, Registered, contender, prepared
 from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.train.record import environment

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from esam.bench.contenders import Contender, base_optimizer
+from esam.bench.steps import Contender, base_optimizer
 
 
 class TwoStepSAM:

@@ -13,10 +13,8 @@ from pathlib import Path
 
 from peers import OTHER_PACKAGES, PEERS
 
-from esam.bench.config import Bench
-from esam.bench.contenders import contender
 from esam.bench.memory import peak_memory
-from esam.bench.steps import bench_steps, steps_sheet
+from esam.bench.steps import Bench, bench_steps, contender, steps_sheet
 from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.report.sheets import as_text
@@ -30,7 +28,7 @@ def main(bench, peers, memory, out):
     contenders |= {**FORMS, **OTHER_PACKAGES, **PEERS} if peers else {}
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{'peers-' if peers else ''}{bench.model}.json"
-    result = bench_steps(bench, contenders, on_round=lambda n: print(f"round {n} of {bench.rounds}", flush=True))
+    result = bench_steps(bench, contenders)
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     for name in memory:
         result["contenders"][name]["memory"] = peak_memory(bench, contenders[name])

@@ -113,6 +113,16 @@ def same(one, other):
     return one == other
 
 
+TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory", "started"}
+
+
+def timeless(value):
+    """Return a record, or lines of one, without what differs from one day to the next."""
+    if isinstance(value, dict):
+        return {k: timeless(v) for k, v in value.items() if k not in TIMES}
+    return [timeless(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
 @pytest.fixture
 def make_problem():
     return problem

@@ -44,14 +44,8 @@ def pictures():
     return Task((images[:40], Y[:40]), (images[40:], Y[40:]))
 
 
-def spoilt(value):
-    bad = X.clone()
-    bad[7, 3] = value
-    return bad
-
-
 def infinite_row():
-    return Task(Pairs(spoilt(float("inf"))), TEST)
+    return Task(Pairs(X.masked_fill(X.eq(X[7, 3]), float("inf"))), TEST)
 
 
 def untested():

@@ -87,18 +87,6 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     assert contents(run) == before
 
 
-def test_a_line_and_the_density_of_eigenvalues_are_told_kept_and_drawn(run, esam, tmp_path):
-    words = ["--eigenvalues", 0, "--line", 5, "--density", 6, "--out", tmp_path]
-    code, told, _ = esam("analyze", run, *SMALL, *words)
-    assert code == 0 and "line, lowest and highest loss" in told and "B_rand, 30 images" in told
-    result = json.loads((tmp_path / "analysis.json").read_text())
-    assert result["line"]["groups"][0][2] == pytest.approx(result["loss"], rel=1e-5)
-    density = result["spectral_density"]
-    assert density["lanczos"] == 6 and len(density["eigenvalues"]) == len(density["density"]) > 100
-    kinds = {f"{name}.{ending}" for name in ("line", "density") for ending in ("svg", "png")}
-    assert {path.name for path in tmp_path.iterdir()} == {*kinds, "line.json", "analysis.json"}
-
-
 def test_a_folder_without_weights_says_so(run, esam, tmp_path):
     (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
     code, _, told = esam("analyze", tmp_path)

@@ -5,10 +5,8 @@ import json
 import pytest
 import torch
 
-from esam.bench.config import Bench
-from esam.bench.contenders import contender
 from esam.bench.memory import peak_memory
-from esam.bench.steps import bench_steps, steps_sheet
+from esam.bench.steps import Bench, bench_steps, contender, steps_sheet
 from esam.cli import main
 from esam.optim import METHODS
 

@@ -9,7 +9,7 @@ from torch import nn
 from toy_method import StretchedSAM
 
 from esam import METHODS, SAM
-from esam.bench.contenders import contender
+from esam.bench.steps import contender
 from esam.cli import main
 from esam.cli.parsing import parse_run, settings_by_method, single_run
 from esam.cli.train import TrainOptions

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from conftest import timeless
 from filelock import FileLock
 from rich.console import Console
 
@@ -19,17 +19,12 @@ from esam.train import Config, run
 from esam.train.loaded_run import MEASURES
 
 TINY = Config(data="digits", model="mlp", method="esam", train_size=200, batch_size=50, epochs=2, threads=1)
-TIMED = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory"}
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def files(runs):
     return {path: path.stat().st_mtime_ns for run in runs for path in run.folder.iterdir()}
-
-
-def timeless(record):
-    return [{k: v for k, v in line.items() if k not in TIMED} for line in [*record.epochs, record.end]]
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +39,9 @@ def done(tmp_path_factory):
 
 def test_processes_fresh_or_reused_record_what_the_same_runs_record_in_this_one(done, tmp_path):
     for planned in done[0]:
-        here = run(planned.config, tmp_path / planned.folder.name, measures=MEASURES)
-        assert planned.record().finished and planned.record().end["sharpness"] > 0
-        assert timeless(here) == timeless(planned.record())
+        here, there = run(planned.config, tmp_path / planned.folder.name, measures=MEASURES), planned.record()
+        assert there.finished and there.end["sharpness"] > 0
+        assert timeless([*here.epochs, here.end]) == timeless([*there.epochs, there.end])
 
 
 def test_finished_runs_are_not_touched_again(done, monkeypatch):
@@ -123,15 +118,16 @@ import sys
 from pathlib import Path
 from esam.runs import PlannedRun, Processes, run_all
 from esam.train import Config
-run_all([PlannedRun(Config(), Path(sys.argv[1]), worker="holding_worker")], Processes())
+run_all([PlannedRun(Config(), Path(sys.argv[1]), worker=sys.argv[2])], Processes())
 """
+HOLD = "from esam.files import folder_lock\n    with folder_lock(folder): (folder / 'held').touch(); time.sleep(600)"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGKILL"])
-def test_a_run_ends_with_its_parent_however_that_is_ended_and_its_folder_is_free(tmp_path, end):
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = subprocess.Popen([sys.executable, "-c", LAUNCH, tmp_path], env={**os.environ, "PYTHONPATH": path})
+def test_a_run_ends_with_its_parent_however_that_is_ended_and_its_folder_is_free(tmp_path, worker, end):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    command = subprocess.Popen([sys.executable, "-c", LAUNCH, tmp_path, worker(HOLD)], env=environment)
     while not (tmp_path / "held").exists():  # by the run, with the lock of its folder
         assert command.poll() is None
         time.sleep(0.02)

@@ -6,7 +6,6 @@ from pathlib import Path
 import my_parts
 import pytest
 import torch
-from my_parts import TEST, TRAIN, Y, line, net, spoilt
 from picture_makers import class_folders
 
 import esam
@@ -17,7 +16,6 @@ from esam.runs import PlannedRun
 from esam.runs.preflight import check
 from esam.runs.worker import failure_line
 from esam.train import Config
-from esam.train.config import suited
 
 
 @pytest.mark.parametrize(
@@ -39,15 +37,6 @@ def test_a_class_that_is_not_tested_is_warned_of(tmp_path):
     config = Config(data="my_parts:untested", model="my_parts:net", method="base", threads=1)
     with pytest.warns(UserWarning, match="hold no sample of 2"):
         check([PlannedRun(config, tmp_path)], tmp_path)
-
-
-def test_from_python_the_same_is_refused(tmp_path):
-    for train, build, message in (
-        ((spoilt(float("nan")), Y), net, "in sample 7, column 3"),
-        (TRAIN, line, "give it 3 outputs"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            esam.compare(build, train, TEST, out=tmp_path / "out", tell=None, epochs=1, batch_size=8)
 
 
 def test_results_never_go_into_the_data(tmp_path, monkeypatch, capsys):
@@ -93,7 +82,3 @@ def test_commands_start_with_the_recommended_method_and_suit_the_length_to_the_d
     for asked, expected in (([], (16, 200)), (["--batch-size", "10"], (10, 200)), (["--epochs", "7"], (16, 7))):
         config = parse_run("train", TrainOptions, [*words, *asked])[1].config
         assert (config.batch_size, config.epochs) == expected
-    large = suited(Config(), 50_000)
-    assert (large.batch_size, large.epochs) == (128, 30)
-    tiny = suited(dataclasses.replace(Config(), batch_size=5), 40, batch_size=False)
-    assert (tiny.batch_size, tiny.epochs) == (5, 125)

@@ -12,7 +12,6 @@ from esam.cli import main
 from esam.report.results import results_sheet
 from esam.report.settings import common_and_differing
 from esam.report.summaries import summarise
-from esam.report.verdict import verdict
 from esam.runs import Comparison, plan
 from esam.runs.preflight import check
 from esam.train import Checkpoint, Config, Task, fit, run
@@ -85,23 +84,18 @@ def test_the_same_pictures_in_another_folder_are_the_same_data(tmp_path):
     assert facts[0].data == facts[1].data
 
 
-class Noisy(torch.utils.data.Dataset):
+class Noisy(torch.utils.data.TensorDataset):
     """Pairs whose inputs differ each time, as with augmentation."""
 
-    def __init__(self, targets):
-        self.targets = targets
-
-    def __len__(self):
-        return len(self.targets)
-
     def __getitem__(self, row):
-        return torch.randn(3), self.targets[row]
+        return torch.randn(3), super().__getitem__(row)[0]
 
 
 def test_a_dataset_that_augments_has_a_steady_fingerprint_that_follows_its_targets():
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    one, again, other = (data_facts(Task(Noisy(t), Noisy([0]))) for t in ([0, 1, 2], [0, 1, 2], [0, 1, 1]))
+    sets = [Noisy(torch.tensor(targets)) for targets in ([0, 1, 2], [0, 1, 2], [0, 1, 1])]
+    one, again, other = (data_facts(Task(samples, sets[0])) for samples in sets)
     assert one == again and one["fingerprint"] != other["fingerprint"]
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -150,16 +144,12 @@ def test_a_run_that_is_lost_in_its_very_last_steps_is_diverged_too(tmp_path):
     assert record.epochs[0]["train_loss"] is not None and record.diverged
 
 
-def test_the_table_and_the_sentences_say_diverged(lost, tmp_path):
+def test_the_table_says_diverged(lost, tmp_path):
     good = run(dataclasses.replace(TINY, seed=1), tmp_path)
-    (both,) = summarise([lost[0], dataclasses.replace(good, run=good.run | {"config": lost[0].config})]).values()
-    assert dict(zip(results_sheet(both).head, results_sheet(both).rows[0], strict=True))["Test acc., %"].endswith(
-        "; 1 diverged"
-    )
-    assert "SGD diverged with 1 of 2 seeds" in verdict(both).sentence
-    (alone,) = summarise([lost[0]]).values()
-    assert results_sheet(alone, columns=["Test acc., %"]).rows == (("SGD", "1 diverged"),)
-    assert "lower lr" in alone[0].left_out()[0]
+    good = dataclasses.replace(good, run=good.run | {"config": lost[0].config})
+    for records, cell in (([lost[0]], "1 diverged"), ([lost[0], good], "; 1 diverged")):
+        (methods,) = summarise(records).values()
+        assert results_sheet(methods, columns=["Test acc., %"]).rows[0][1].endswith(cell)
 
 
 def test_a_diverged_run_is_not_repeated_and_compare_ends_with_a_code_that_is_not_0(tmp_path, monkeypatch, capsys):

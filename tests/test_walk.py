@@ -9,38 +9,28 @@ import pytest
 from picture_makers import picture
 
 TEXT = """
-from pathlib import Path
 import torch
 from torch import nn
 from esam.train import Task
 
-KNOWN = {word: number for number, word in enumerate("good great bad poor film book".split(), start=1)}
-
-def tokens(line):
-    ids = [KNOWN.get(word, 0) for word in line.split()][:4]
-    return ids + [0] * (4 - len(ids))
+KNOWN = ("good", "great", "bad", "poor")
 
 def inputs(lines):
-    ids = torch.tensor([tokens(line) for line in lines])
-    return {"input_ids": ids, "attention_mask": (ids > 0).float()}
+    return {"counts": torch.tensor([[float(word in line) for word in KNOWN] for line in lines])}
 
 def reviews():
-    lines = Path("reviews.txt").read_text().splitlines()
-    labels, texts = zip(*(line.split(" ", 1) for line in lines))
-    y = torch.tensor([int(label == "+") for label in labels])
-    return Task((inputs(texts), y), (inputs(texts), y), classes=("no", "yes"))
+    samples = inputs(KNOWN), torch.tensor([1, 1, 0, 0])
+    return Task(samples, samples, classes=("no", "yes"))
 
 def read(path):
     return inputs(path.read_text().splitlines())
 
-class Bag(nn.Module):
+class Bag(nn.Linear):
     def __init__(self):
-        super().__init__()
-        self.embedding, self.head = nn.Embedding(7, 8), nn.Linear(8, 2)
+        super().__init__(4, 2)
 
-    def forward(self, input_ids, attention_mask):
-        weight = attention_mask.unsqueeze(2)
-        return self.head((self.embedding(input_ids) * weight).sum(1) / weight.sum(1).clamp(min=1))
+    def forward(self, counts):
+        return super().forward(counts)
 """
 
 
@@ -80,13 +70,6 @@ def test_from_pictures_to_predictions(esam):
 
 
 def test_from_text_to_predictions(esam):
-    lines = [
-        f"{sign} {word} {what}"
-        for sign, words in (("+", "good great"), ("-", "bad poor"))
-        for word in words.split()
-        for what in ("film", "book")
-    ]
-    Path("reviews.txt").write_text("\n".join(lines))
     Path("mine.py").write_text(TEXT)
     Path("new.txt").write_text("a great film\npoor book\n")
     esam("train --data mine:reviews --model mine:Bag --method sam --epochs 30 --batch-size 4 --quiet")

@@ -13,9 +13,7 @@ import torch
 
 from esam.train.build import chosen_device
 
-from .config import Bench
-from .contenders import Contender
-from .steps import prepared
+from .steps import Bench, Contender, prepared
 
 STEPS = 5
 CLEAR = Path("/proc/self/clear_refs")

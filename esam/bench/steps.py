@@ -1,4 +1,4 @@
-"""How long does one step take, how many passes, how much memory?"""
+"""How long does one step take, and how many passes? Contenders are timed in turn, on one model and one batch."""
 
 from __future__ import annotations
 
@@ -6,24 +6,105 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esam.optim import METHODS
 from esam.report.sheets import Sheet
 from esam.train.build import chosen_device
+from esam.train.config import MOST_THREADS, did_you_mean, find_method
 from esam.train.models import build_model, fastest_memory_format
 from esam.train.record import environment
 
-from .config import Bench
-from .contenders import Build, Contender
+Build = Callable[[nn.Module, Tensor, Tensor], Callable[[], Any]]
+"""(model, inputs, labels) -> a function that takes one step."""
 
 
-def bench_steps(
-    bench: Bench, contenders: Mapping[str, Contender], *, on_round: Callable[[int], None] = lambda _: None
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Bench:
+    """A model, a batch, on what, how often."""
+
+    model: str = "resnet18"
+    """A name from `esam models`."""
+    batch_size: int = 128
+    """Samples in a step."""
+    size: int = 32
+    """Pixels a side."""
+    classes: int = 10
+    """Outputs of the model."""
+    rounds: int = 10
+    """Steps of each contender."""
+    threads: int = 1
+    """CPU threads."""
+    device: str = "cpu"
+    """cpu, cuda, ..."""
+
+    def check(self) -> Bench:
+        """Return what is to be timed if every number is in its range."""
+        for name in ("batch_size", "size", "classes", "rounds", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.threads > MOST_THREADS:
+            raise ValueError(f"threads must be at most {MOST_THREADS}, got {self.threads}")
+        return self
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Who is timed, and what its step should cost: a forward pass 1, a backward 1 for inputs and 1 for weights."""
+
+    build: Build
+    units: float
+
+
+def base_optimizer(model: nn.Module) -> torch.optim.Optimizer:
+    """Return the base that every contender gets."""
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+
+
+def plain_loop(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
+    """Take the step of an ordinary training loop, without any of this package."""
+    optimizer = base_optimizer(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+    return step
+
+
+@dataclass(frozen=True)
+class Registered:
+    """Steps by a method of the registry."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Any]:
+        """Return the function that takes one step."""
+        optimizer = METHODS[self.name](base_optimizer(model), model, **self.settings)
+
+        def loss_of(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(model(x), y, reduction="none")
+
+        return lambda: optimizer.step(loss_of, x, y)
+
+
+def contender(name: str, settings: dict[str, Any] | None = None) -> Contender:
+    """Return a method of the registry, with settings of its own; ``base`` is the base optimizer in an ordinary loop."""
+    settings, options = settings or {}, find_method(name).options()
+    for key in settings:
+        if key not in options:
+            raise ValueError(f"{name} has no setting {key!r}.{did_you_mean(key, options)} See esam methods {name}")
+    return Contender(plain_loop if name == "base" else Registered(name, settings), METHODS[name].units(settings))
+
+
+def bench_steps(bench: Bench, contenders: Mapping[str, Contender]) -> dict[str, Any]:
     """Return times, counted passes and ratios.
 
     Every contender steps once a round, in random order, so that noise hits all alike. On the CPU with one thread, times
@@ -32,9 +113,8 @@ def bench_steps(
     chosen_device(bench.check().device)
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
-    passes = {
-        name: _counted(*step, bench.batch_size) for name, step in steps.items()
-    }  # a first step, which also warms up
+    # a first step, which also warms up
+    rows: dict[str, dict[str, Any]] = {name: _counted(*step, bench.batch_size) for name, step in steps.items()}
     clock = _clock(bench)
     times: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(bench.rounds):
@@ -42,17 +122,10 @@ def bench_steps(
             start = clock()
             steps[name][1]()
             times[name].append(clock() - start)
-        on_round(number + 1)
-    base = ["base"] if "base" in times else []
-    rows = {
-        name: {
-            "seconds": spread(times[name]),
-            **{f"time / {other}": _compared(times[name], times[other]) for other in base},
-            **passes[name],
-            "units": contenders[name].units,
-        }
-        for name in steps
-    }
+    for name, row in rows.items():
+        row |= {"seconds": spread(times[name]), "units": contenders[name].units}
+        if "base" in times:
+            row["time / base"] = _compared(times[name], times["base"])
     return {"bench": asdict(bench), "contenders": rows, "environment": environment(bench.device)}
 
 
@@ -71,14 +144,15 @@ def prepared(bench: Bench, build: Build) -> tuple[nn.Module, Callable[[], Any]]:
 def steps_sheet(result: dict[str, Any]) -> Sheet:
     """Return the result as a table: times and ratios with their intervals, counted passes and cost, memory."""
     rows: dict[str, dict[str, Any]] = result["contenders"]
-    ratios = ["time / base"] if any("time / base" in row for row in rows.values()) else []
-    titles = ["step by", "ms", *ratios, *(f"total{key[4:]}" for key in ratios), "forward", "backward", "units", "MiB"]
+    ratios = ["time / base", "total / base"] if any("time / base" in row for row in rows.values()) else []
+    titles = ["step by", "ms", *ratios, "forward", "backward", "units", "MiB"]
     lines = []
     for name, row in rows.items():
         milliseconds = 1e3 * row["seconds"]["median"]
         cells = [name, f"{milliseconds:.0f}" if milliseconds >= 10 else f"{milliseconds:.2g}"]
-        cells += ["{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row[key]) for key in ratios]
-        cells += ["{of totals:.2f}".format(**row[key]) for key in ratios]
+        if ratios:
+            cells.append("{median:.2f} ({interval[0]:.2f}-{interval[1]:.2f})".format(**row["time / base"]))
+            cells.append("{of totals:.2f}".format(**row["time / base"]))
         cells += [f"{row[key]:.3g}" for key in ("forwards", "backwards", "units")]
         lines.append((*cells, f"{row['memory'] / 2**20:.0f}" if "memory" in row else ""))
     title = "{model}, batch {batch_size}, {threads} thread(s), {device}".format(**result["bench"])

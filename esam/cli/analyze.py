@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from .parsing import POSITIONAL, parse
+from .parsing import parse
 
 if TYPE_CHECKING:
     from esam.analysis import ModelObjective
-    from esam.train.loaded_run import LoadedRun
 
 
 @dataclass(frozen=True)
 class AnalyzeOptions:
     """How sharp the minimum of a trained run is. The run is only read."""
 
-    run: Annotated[Path, POSITIONAL]
+    run: Path
     """Folder of a run of `esam train` or `esam compare`."""
     images: int = 1_000
     """Training images that the loss is taken over, evenly spaced."""
@@ -34,14 +33,10 @@ class AnalyzeOptions:
     """How many of the Hessian's top eigenvalues; 0: nothing of the Hessian (it needs the extra `analysis`)."""
     vectors: int = 10
     """Random vectors for the Hessian's trace."""
-    density: int = 0
-    """Steps of Lanczos for the density of the Hessian's eigenvalues, such as 60; 0: none."""
     landscape: int = 0
     """Points a side of a loss landscape along filter-normalised random directions, such as 31; 0: none."""
-    line: int = 0
-    """Points of the loss along one such direction, such as 51; 0: none."""
     reach: float = 1.0
-    """How far landscape and line go; 1 is the norm of the weights' own filters."""
+    """How far the landscape goes; 1 is the norm of the weights' own filters."""
     groups: int = 1
     """Pairs of directions that the landscape is averaged over; the paper's is 10."""
     batch_size: int = 250
@@ -49,8 +44,8 @@ class AnalyzeOptions:
     device: str = "auto"
     """cpu, cuda, ...; auto: an accelerator where there is one."""
     out: Path | None = None
-    """Folder for the figures (analysis.json), and for pictures (SVG and PNG) and values of landscape, line and density.
-    Interrupted, they resume there."""
+    """Folder for the figures (analysis.json), and for picture (SVG and PNG) and values of the landscape, which resumes
+    there if it is interrupted."""
 
 
 def analyze(arguments: list[str]) -> None:
@@ -62,33 +57,29 @@ def analyze(arguments: list[str]) -> None:
     from esam.train.loaded_run import figures, load_run
     from esam.train.record import environment
 
-    for points in filter(None, (options.landscape, options.line)):
-        even_axis(options.reach, points)  # refuses before the work what cannot be drawn after it
+    if options.landscape:
+        even_axis(options.reach, options.landscape)  # refuses before the work what cannot be drawn after it
     for name in ("groups", "m", "steps"):
         if getattr(options, name) < 1:
             raise ValueError(f"{name} must be 1 or more, got {getattr(options, name)!r}")
     if options.out is not None:
         check_folder(options.out)
-        if options.landscape or options.line or options.density:
+        if options.landscape:
             require("matplotlib", purpose="drawing pictures")
-    if options.eigenvalues or options.density:
+    if options.eigenvalues:
         require("scipy", purpose="the Hessian (--eigenvalues 0 leaves it out)")
     run = load_run(options.run, device=options.device)
     objective = run.objective(images=options.images, batch_size=options.batch_size)
     device = str(next(run.model.parameters()).device)
     about = {"run": run.about["run"], "epoch": run.epoch, "images": objective.count, "environment": environment(device)}
-    asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors", "density")
+    asked = ("rho", "steps", "m", "gamma", "eigenvalues", "vectors")
     result = {**about, **figures(objective, **{name: getattr(options, name) for name in asked})}
     print(f"{run.record.name}, seed {run.record.seed}, epoch {run.epoch}, {objective.count:,} training images")
     for label, value in _figure_rows(result):
         print(f"  {label:44} {value}")
     _write(options.out, result)  # a landscape may take long
-    if options.density and options.out is not None:
-        _draw_density(run.record.name, result["spectral_density"], options.out)
-    for name, points, axes in (("landscape", options.landscape, 2), ("line", options.line, 1)):
-        if points:
-            result[name] = _landscape(run, objective, options, name, points, axes)
-            _write(options.out, result)
+    if options.landscape:
+        _write(options.out, {**result, "landscape": _landscape(run.record.name, objective, options)})
 
 
 def _write(folder: Path | None, result: dict[str, Any]) -> None:
@@ -100,39 +91,28 @@ def _write(folder: Path | None, result: dict[str, Any]) -> None:
         write_atomically(folder / "analysis.json", encode(result))
 
 
-def _landscape(
-    run: LoadedRun, objective: ModelObjective, options: AnalyzeOptions, name: str, points: int, axes: int
-) -> dict[str, Any]:
-    """Work out, tell and draw the loss on a plane or a line."""
+def _landscape(name: str, objective: ModelObjective, options: AnalyzeOptions) -> dict[str, Any]:
+    """Work out, tell and draw the loss on a plane."""
     from rich.console import Console
     from rich.progress import Progress
 
     from esam.train.loaded_run import random_landscape
 
-    kept = None if options.out is None else options.out / f"{name}.json"
-    asked: dict[str, Any] = {option: getattr(options, option) for option in ("reach", "groups")}
+    kept = None if options.out is None else options.out / "landscape.json"
     with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name)
-        asked["progress"] = lambda done, total: bar.update(task, completed=done, total=total)
-        found = random_landscape(objective, points=points, axes=axes, path=kept, **asked)
-    print(f"  {name + ', lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
+        task = bar.add_task("landscape")
+
+        def progress(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
+        how: dict[str, Any] = {"reach": options.reach, "groups": options.groups, "path": kept, "progress": progress}
+        found = random_landscape(objective, points=options.landscape, **how)
+    print(f"  {'landscape, lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
     if options.out is not None:
-        from esam.analysis.plot import contours, lines
+        from esam.analysis.plot import contours
 
-        drawn = {run.record.name: found}
-        title = run.record.name
-        paths = lines(options.out / name, drawn, title=title) if axes == 1 else contours(options.out / "contour", drawn)
-        print(*paths, sep="\n")
+        print(*contours(options.out / "contour", {name: found}), sep="\n")
     return found.as_json()
-
-
-def _draw_density(name: str, density: dict[str, Any], folder: Path) -> None:
-    from esam.analysis.plot import Curve, curves
-
-    lowest = 1e-8 * max(density["density"])  # below lies what the smoothing makes up
-    seen = [value if value > lowest else float("nan") for value in density["density"]]
-    labels = {"x_label": "eigenvalue of the Hessian", "y_label": "density", "title": name}
-    print(*curves(folder / "density", {name: Curve(density["eigenvalues"], seen)}, log_y=True, **labels), sep="\n")
 
 
 def _figure_rows(result: dict[str, Any]) -> Iterator[tuple[str, str]]:

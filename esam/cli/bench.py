@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from esam.bench.config import Bench
-from esam.report.sheets import Form
+from esam.bench.memory import check_measurable, peak_memory
+from esam.bench.steps import Bench, bench_steps, contender, steps_sheet
+from esam.files import check_writable, write_atomically
+from esam.optim import METHODS
+from esam.report.sheets import as_text
 
 from .parsing import parse_all, settings_by_method
 
@@ -28,23 +33,11 @@ class BenchOptions:
     """Measure memory too."""
     out: Path | None = None
     """Where to write the JSON record."""
-    format: Form = "table"
-    """How the result is printed."""
 
 
 def bench(arguments: list[str]) -> None:
     """``esam bench``: what a step costs."""
     (options, timed), _ = parse_all("bench", [BenchOptions, Bench], arguments)
-    import json
-    import shutil
-
-    from esam.bench.contenders import contender
-    from esam.bench.memory import check_measurable, peak_memory
-    from esam.bench.steps import bench_steps, steps_sheet
-    from esam.files import check_writable, write_atomically
-    from esam.optim import METHODS
-    from esam.report.sheets import formatted
-
     settings = settings_by_method(options.set)
     contenders = {name: contender(name, settings.get(name)) for name in options.methods or METHODS}
     timed.check()
@@ -56,9 +49,7 @@ def bench(arguments: list[str]) -> None:
     if options.memory:
         for name, row in result["contenders"].items():
             row["memory"] = peak_memory(timed, contenders[name])
-    print(formatted([steps_sheet(result)], options.format, shutil.get_terminal_size().columns))
-    if options.format == "table":
-        print(f"\n{LEGEND}")
+    print(f"{as_text(steps_sheet(result), shutil.get_terminal_size().columns)}\n\n{LEGEND}")
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, (json.dumps(result, indent=1) + "\n").encode())

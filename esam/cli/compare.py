@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from esam.report.sheets import Form
 from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
-from esam.runs.ray import ClusterOptions
+from esam.runs.pool import Processes
+from esam.runs.ray import RayCluster, ray_cluster
 
 from .parsing import UsageError, check_taken, parse_run, settings_by_method
 
@@ -31,6 +32,13 @@ class CompareOptions:
     """Folder of the runs and of report.html."""
     jobs: int = 1
     """Runs at a time on this machine; a cluster does as many as it has room for."""
+    cluster: str = ""
+    """Do the runs on a Ray cluster: `ray` (that of RAY_ADDRESS, else one started on this machine), or its address, as
+    in ray://host:10001 or host:6379. All nodes must share the output folder. Not given: processes on this machine."""
+    cpus_per_run: float = 1.0
+    """CPUs for each run on a cluster."""
+    gpus_per_run: float = 0.0
+    """GPUs for each run on a cluster; 0.5 lets two runs share one."""
     tune: int = 0
     """Trials of each method on held-out training data, before the runs; 4 is a good number, 0: none. A best value at
     the edge of those tried is followed by up to 3 trials more, for every method.
@@ -47,8 +55,7 @@ class CompareOptions:
 def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
     hidden = ("method", "seed")  # which --methods and --seeds name
-    parsed = parse_run("compare", CompareOptions, arguments, ClusterOptions, hidden=hidden)
-    options, comparison, typed, cluster = parsed
+    options, comparison, typed = parse_run("compare", CompareOptions, arguments, hidden=hidden)
     asked = {name: getattr(options, name) for name in ("methods", "tune", "tune_over")}
     if "seeds" in typed:
         asked["seeds"] = read_seeds(options.seeds)
@@ -67,10 +74,20 @@ def compare(arguments: list[str]) -> None:
     runs = plan(comparison, options.out)
     check_taken(comparison, typed, [run.config for run in runs])
     check([*runs, *first_runs(comparison, options.out)], options.out)
-    _run(comparison, options, cluster)
+    _run(comparison, options)
 
 
-def _run(comparison: Comparison, options: CompareOptions, cluster: ClusterOptions) -> None:
+def _executor(options: CompareOptions) -> AbstractContextManager[Processes | RayCluster]:
+    if not options.cluster:
+        return Processes(options.jobs, reuse=True)
+    from esam.train.distributed import Ranks
+
+    if Ranks.current().several:
+        raise ValueError("--cluster gives each run a node, and torchrun gives each run all ranks; use one of them")
+    return ray_cluster(options.cluster, cpus=options.cpus_per_run, gpus=options.gpus_per_run)
+
+
+def _run(comparison: Comparison, options: CompareOptions) -> None:
     from rich.console import Console
 
     from esam.report.page import write_report
@@ -83,31 +100,30 @@ def _run(comparison: Comparison, options: CompareOptions, cluster: ClusterOption
 
     first = Ranks.current().first
     aside = Console(stderr=options.format != "table", quiet=options.quiet or not first)
-    say = functools.partial(print_line, aside)
     failure: RuntimeError | None = None
-    with cluster.executor(options.jobs, reuse=True) as executor:
+    with _executor(options) as executor:
 
         def launch(runs: Sequence[PlannedRun]) -> None:
             run_and_show(runs, executor, aside)
 
-        runs = tuned_runs(comparison, options.out, launch, lambda table: say(f"{table}\n"))
-        say(f"{len(runs)} run{'s' if len(runs) > 1 else ''}, each {describe_run(comparison.config)}")
+        runs = tuned_runs(comparison, options.out, launch, lambda table: print_line(aside, f"{table}\n"))
+        print_line(aside, f"{len(runs)} run{'s' if len(runs) > 1 else ''}, each {describe_run(comparison.config)}")
         for method, config in {run.config.method: run.config for run in runs}.items():
-            say(f"  {method}: {describe_method(config)}")
+            print_line(aside, f"  {method}: {describe_method(config)}")
         try:
             launch(runs)
         except RuntimeError as error:  # what the other runs gave is shown all the same
             failure = error
     records = [record for run in runs if (record := run.record()) is not None]
     if records and first:
-        report = write_report(options.out)
-        console, found = Console(), summarise(records)
+        report, found, console = write_report(options.out), summarise(records), Console()
         if options.format == "table":
             for condition, methods in found.items():
                 console.print(f"{answer_text(methods, condition, console.width)}\n", highlight=False, markup=False)
         else:
             print(results_text(found, options.format))
-        print_line(console if options.format == "table" else aside, f"report: {report}")
+            console = aside
+        print_line(console, f"report: {report}")
     if failure is not None:
         raise failure
     if diverged := [record for record in records if record.diverged]:

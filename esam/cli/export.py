@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from .parsing import POSITIONAL, parse
+from .parsing import parse
 
 
 @dataclass(frozen=True)
 class ExportOptions:
     """A run's weights as safetensors, with classes and normalisation inside."""
 
-    run: Annotated[Path, POSITIONAL]
+    run: Path
     """Folder of a run."""
-    out: Annotated[Path, POSITIONAL]
+    out: Path
     """The file: NAME.safetensors."""
     force: bool = False
     """Overwrite OUT if it exists."""

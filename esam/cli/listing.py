@@ -7,80 +7,67 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from esam.report.sheets import Form, Sheet, formatted
 from esam.train.config import did_you_mean
 
-from .parsing import POSITIONAL, parse
+from .parsing import parse, take_word
 
 WIDTH = 80
+
+
+@dataclass(frozen=True)
+class MethodsOptions:
+    """The methods that --method and --methods can name; `esam methods NAME`: one of them with its settings."""
 
 
 @dataclass(frozen=True)
 class ListOptions:
     """What can be named, as a list."""
 
-    format: Form = "table"
-    """How the list is printed."""
-
-
-@dataclass(frozen=True)
-class MethodsOptions(ListOptions):
-    """The methods that --method and --methods can name; with a NAME, its settings."""
-
-    name: Annotated[str, POSITIONAL] = ""
-    """A method, to see what each of its settings does."""
-
 
 def methods(arguments: list[str]) -> None:
     """``esam methods``: a line a method, or one method with its settings."""
-    options = parse("methods", MethodsOptions, arguments)
+    name = take_word(arguments)
+    parse("methods", MethodsOptions, arguments)
     from esam.optim import METHODS
 
-    if options.name:
-        if options.name not in METHODS:
-            raise ValueError(f"unknown method {options.name!r}.{did_you_mean(options.name, METHODS)} See esam methods")
-        _print_settings(options.name, options.format)
+    if name and name not in METHODS:
+        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} See esam methods")
+    if name:
+        _print_method(name)
         return
-    rows = [(name, f"{row.units() / 3:.3g}", f"{row.named('SGD')}: {row.summary}") for name, row in METHODS.items()]
-    _print(("name", "cost", "summary"), rows, options.format)
-    if options.format == "table":
-        print("\ncost: passes of a step, counted; 1 is the base optimizer alone.\nesam methods NAME: its settings")
+    _print([(name, f"{row.units() / 3:.3g}", f"{row.named('SGD')}: {row.summary}") for name, row in METHODS.items()])
+    print("\ncost: passes of a step, counted; 1 is the base optimizer alone.\nesam methods NAME: its settings")
 
 
 def models(arguments: list[str]) -> None:
     """``esam models``: a line a model."""
-    options = parse("models", ListOptions, arguments)
+    parse("models", ListOptions, arguments)
     from esam.train.models import MODELS
 
-    rows = [(name, f"{model.parameters:,}", model.summary) for name, model in MODELS.items()]
-    _print(("name", "parameters", "summary"), rows, options.format)
+    _print([(name, f"{model.parameters:,}", model.summary) for name, model in MODELS.items()])
 
 
 def recipes(arguments: list[str]) -> None:
     """``esam recipes``: a line a recipe."""
-    options = parse("recipes", ListOptions, arguments)
+    parse("recipes", ListOptions, arguments)
     from esam.recipes import RECIPES
 
-    rows = [(name, (recipe.__doc__ or "").splitlines()[0]) for name, recipe in RECIPES.items()]
-    _print(("name", "summary"), rows, options.format)
+    _print([(name, (recipe.__doc__ or "").splitlines()[0]) for name, recipe in RECIPES.items()])
 
 
-def _print_settings(name: str, form: Form) -> None:
+def _print_method(name: str) -> None:
     from esam.optim import METHODS
 
     row = METHODS[name]
+    print(textwrap.fill(f"{row.named('SGD')}: {row.summary}", WIDTH))
+    print(f"Cost of a step, counted: {row.units() / 3:.3g} times the base's.\n")
     sentences = {key: text for other in reversed(METHODS.values()) for key, text in setting_docs(other.build).items()}
     sentences |= setting_docs(row.build)
-    values = row.effective()
-    rows = [(f"--{key}".replace("_", "-"), _value(values.get(key)), sentences.get(key, "")) for key in row.options()]
-    if form == "table":
-        print(textwrap.fill(f"{row.named('SGD')}: {row.summary}", WIDTH))
-        print(
-            f"Cost of a step, counted: {row.units() / 3:.3g} times the base's.\n{'' if rows else 'It has no settings.'}"
-        )
-    _print(("setting", "default", "what it does"), rows, form)
+    values = {key: row.effective().get(key) for key in row.options()}
+    shown = {key: "not set" if v is None else f"{v:g}" if isinstance(v, float) else str(v) for key, v in values.items()}
+    _print([(f"--{key}".replace("_", "-"), shown[key], sentences.get(key, "")) for key in shown])
 
 
 def setting_docs(build: type[Any]) -> dict[str, str]:
@@ -96,20 +83,17 @@ def setting_docs(build: type[Any]) -> dict[str, str]:
     return found
 
 
-def _value(value: Any) -> str:
-    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+def _print(rows: Sequence[Sequence[str]]) -> None:
+    """Print a list, its last column wrapped."""
+    from rich.console import Console
+    from rich.table import Table
 
-
-def _print(head: Sequence[str], rows: Sequence[Sequence[str]], form: Form) -> None:
-    """Print a list: on a terminal with its last column wrapped."""
-    if form != "table":
-        print(formatted([Sheet("", tuple(head), tuple(map(tuple, rows)))], form))
-        return
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(len(head) - 1)]
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    for *_, cell in zip(*rows, strict=True):
+        table.add_column(justify="right" if cell[:1].isdigit() else "left")
     for row in rows:
-        cells = (
-            cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
-            for cell, width in zip(row, widths, strict=False)
-        )
-        start = "  ".join(cells) + "  "
-        print(textwrap.fill(row[-1], WIDTH, initial_indent=start, subsequent_indent=" " * len(start)).rstrip() or start)
+        table.add_row(*row)
+    console = Console(width=WIDTH, highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:  # printed by print, as rich ends the process where its reader has gone
+        console.print(table)
+    print("\n".join(map(str.rstrip, captured.get().splitlines())))

@@ -13,13 +13,11 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from esam.runs.plan import Comparison, configured
 from esam.train.config import Config, did_you_mean, find_method
 
-POSITIONAL = "positional"
-"""How a field is marked whose value has no name before it: ``Annotated[Path, POSITIONAL]``."""
 FIRST = ("data", "model", "method", "methods", "seeds", "epochs", "lr", "batch_size", "out")
 """Options that the help of a command which trains begins with."""
 SPLIT = ("methods", "seeds", "tune_over", "track")
@@ -57,8 +55,9 @@ def parse_all(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return an instance of each dataclass, and by their names the options that were typed.
 
-    ``defaults`` go before those of the classes. ``hidden`` fields are not options, and ``knobs`` are options that the
-    help does not list. A command whose classes hold a Config trains, and may begin with a recipe.
+    A field without a default has no name before its value. ``defaults`` go before those of the classes. ``hidden``
+    fields are not options, and ``knobs`` are options that the help does not list. A command whose classes hold a Config
+    trains, and may begin with a recipe.
     """
     trains, defaults = Config in classes, defaults or {}
     parser = _Parser(
@@ -71,26 +70,26 @@ def parse_all(
         formatter_class=lambda prog: argparse.HelpFormatter(prog, width=80, max_help_position=24),
     )
     main, more = parser.add_argument_group("options"), parser.add_argument_group("more options")
-    fields = {field.name: (cls, field) for cls in classes for field in dataclasses.fields(cls)}
-    usage = ["%(prog)s", *(["[RECIPE]"] if trains else [])]
-    for name in [*filter(fields.__contains__, FIRST if trains else ()), *fields]:
-        if name not in fields or name in hidden:
+    fields = {field.name: (cls, field.default) for cls in classes for field in dataclasses.fields(cls)}
+    first = [name for name in FIRST if trains and name in fields]
+    parser.usage = "%(prog)s" + trains * " [RECIPE]"
+    for name in dict.fromkeys([*first, *fields]):
+        cls, default = fields[name]
+        kind, several = _element(typing.get_type_hints(cls)[name])
+        about = _field_docs(cls).get(name, "").replace("%", "%%")
+        if name in hidden or typing.get_origin(kind) is Mapping:
             continue
-        cls, field = fields.pop(name)
-        kind, marks = typing.get_type_hints(cls, include_extras=True)[name], ()
-        if typing.get_origin(kind) is Annotated:
-            kind, *marks = typing.get_args(kind)  # type: ignore[assignment]
-        if typing.get_origin(kind) is Mapping:
-            continue
-        default, about = defaults.get(name, field.default), _field_docs(cls).get(name, "").replace("%", "%%")
-        if POSITIONAL in marks:
-            usage.append(_add_positional(parser, name, kind, default, about))
+        if default is MISSING:
+            shown, nargs = f"{name.upper()}{several * '...'}", "+" if several else None
+            parser.usage += f" {shown}"
+            parser.add_argument(name, metavar=name.upper(), type=_reader(name, kind, several), help=about, nargs=nargs)
         else:
-            _add_option(more if trains and name not in FIRST else main, name, kind, default, about)
-    parser.usage = " ".join([*usage, "[OPTIONS]"])
+            group = more if trains and name not in first else main
+            _add_option(group, name, kind, several, defaults.get(name, default), about)
+    parser.usage += " [OPTIONS]"
     (more if trains else main).add_argument("-h", "--help", action="help", help="Show this text.")
     for name, kind in (knobs or {}).items():
-        _add_option(more, name, kind, None, argparse.SUPPRESS)
+        _add_option(more, name, *_element(kind), None, argparse.SUPPRESS)
     found, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         stray = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
@@ -103,26 +102,18 @@ def parse_all(
     ], typed
 
 
-def _add_positional(parser: argparse.ArgumentParser, name: str, kind: Any, default: Any, about: str) -> str:
-    """Add a word without a name; return it as the usage shows it."""
-    kind, several = _element(kind)
-    nargs: dict[str, Any] = {"nargs": "+"} if several else {} if default is MISSING else {"nargs": "?"}
-    parser.add_argument(name, metavar=name.upper(), type=_reader(name, kind, several), help=about, **nargs)
-    return f"{name.upper()}..." if several else name.upper() if default is MISSING else f"[{name.upper()}]"
-
-
-def _add_option(group: Any, name: str, kind: Any, default: Any, about: str) -> None:
-    flag, (kind, several) = f"--{name.replace('_', '-')}", _element(kind)
+def _add_option(group: Any, name: str, kind: Any, several: bool, default: Any, about: str) -> None:
+    flag = f"--{name.replace('_', '-')}"
     if kind is bool:
         group.add_argument(flag, action=argparse.BooleanOptionalAction, help=about)
         return
     choices = typing.get_args(kind) if typing.get_origin(kind) is Literal else ()
     metavar = f"{{{','.join(choices)}}}" if choices else TYPES[kind][0]
-    if default not in (MISSING, None, "", ()) and about != argparse.SUPPRESS:
+    if default not in (None, "", ()) and about != argparse.SUPPRESS:
         shown = " ".join(map(str, default)) if several else str(default)
         about += f" (default: {shown.replace('%', '%%')})"
-    nargs = {"nargs": "*"} if several else {}
-    group.add_argument(flag, metavar=metavar, type=_reader(name, kind, several), help=about, **nargs)
+    nargs = "*" if several else None
+    group.add_argument(flag, metavar=metavar, type=_reader(name, kind, several), help=about, nargs=nargs)
 
 
 def _element(kind: Any) -> tuple[Any, bool]:
@@ -170,14 +161,9 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
 
 
 def parse_run(
-    command: str,
-    options: type[Any],
-    arguments: list[str],
-    *more: type[Any],
-    hidden: Collection[str] = (),
-    **changes: Any,
-) -> tuple[Any, ...]:
-    """Return a command's options, the comparison they come to, what was typed, and an instance of each further class.
+    command: str, options: type[T], arguments: list[str], *, hidden: Collection[str] = (), **changes: Any
+) -> tuple[T, Comparison, dict[str, Any]]:
+    """Return a command's options, the comparison they come to, and what was typed.
 
     Every setting that some method of the registry has is an option too, such as --rho. The comparison begins with the
     recipe, if one is named, with ``changes``; what is typed goes before it. Without a recipe, the length suits the
@@ -192,13 +178,13 @@ def parse_run(
 
         knobs = {name: kind for row in METHODS.values() for name, kind in row.options().items()}
     defaults = {**(vars(recipe) if recipe else {}), **vars(start.config)}
-    classes = [options, Config, *more]
-    found, typed = parse_all(command, classes, arguments, defaults=defaults, hidden=hidden, knobs=knobs)
+    classes = [options, Config]
+    (found, config), typed = parse_all(command, classes, arguments, defaults=defaults, hidden=hidden, knobs=knobs)
     asked = {name: value for name, value in typed.items() if name in knobs}
-    config = dataclasses.replace(found[1], settings={**start.config.settings, **asked})
+    config = dataclasses.replace(config, settings={**start.config.settings, **asked})
     settings = {m: {k: v for k, v in own.items() if k not in typed} for m, own in start.settings.items()}
     config = config if recipe else _suited_length(config, typed)
-    return found[0], dataclasses.replace(start, config=config, settings=settings), typed, *found[2:]
+    return found, dataclasses.replace(start, config=config, settings=settings), typed
 
 
 def single_run(comparison: Comparison, typed: Mapping[str, Any]) -> Config:
@@ -231,13 +217,16 @@ def _suited_length(config: Config, typed: Collection[str]) -> Config:
     return suited(config, samples, epochs="epochs" not in typed, batch_size="batch_size" not in typed)
 
 
+def take_word(arguments: list[str]) -> str:
+    """Take a word that is no option off the front of the arguments, if there is one."""
+    return arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
+
+
 def _take_recipe(arguments: list[str]) -> Comparison | None:
-    """Take a recipe's name off the front of the arguments."""
-    if not arguments or arguments[0].startswith("-"):
+    if not (name := take_word(arguments)):
         return None
     from esam.recipes import RECIPES
 
-    name = arguments.pop(0)
     if name not in RECIPES:
         raise ValueError(f"unknown recipe {name!r}.{did_you_mean(name, RECIPES)} There are: {', '.join(RECIPES)}")
     return RECIPES[name]()
@@ -251,11 +240,9 @@ def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         name, equals, value = rest.partition("=")
         if not dot or not equals:
             raise UsageError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}")
-        kinds = {**hints, **find_method(method).options()}
-        if name not in kinds:
-            raise ValueError(f"{method} has no setting {name!r} of its own.{did_you_mean(name, kinds)}")
+        kind, _ = _element({**hints, **find_method(method).options()}.get(name, str))  # the plan refuses unknown names
         try:
-            found.setdefault(method, {})[name] = _value(_element(kinds[name])[0], value)
+            found.setdefault(method, {})[name] = _value(kind, value)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"--set {method}.{name} {error}") from error
     return found

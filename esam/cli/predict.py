@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
 
-from .parsing import POSITIONAL, parse
+from .parsing import parse
 
 
 @dataclass(frozen=True)
 class PredictOptions:
     """Predict on pictures, or on files of your own kind, with a trained run; CSV or JSON."""
 
-    run: Annotated[Path, POSITIONAL]
+    run: Path
     """Folder of a run."""
-    files: Annotated[tuple[Path, ...], POSITIONAL]
+    files: tuple[Path, ...]
     """Pictures, folders of pictures, or files that --read reads."""
     out: Path | None = None
-    """File to write; printed if not given."""
+    """File to write, .csv or .json; printed as CSV if not given."""
     force: bool = False
     """Overwrite OUT if it exists."""
-    format: Literal["csv", "json"] | None = None
-    """If not given: as the name of the file says, else csv."""
     model: str | None = None
     """A model of your own: the package.module:function that it was trained with."""
     data: str | None = None
@@ -47,8 +44,8 @@ def predict(arguments: list[str]) -> None:
     found = list(predictions(run, options.files, read=read))
     if not found:
         raise ValueError("there are no pictures in the folders that were given")
-    kind = options.format or ("json" if options.out is not None and options.out.suffix == ".json" else "csv")
-    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n" if kind == "json" else as_csv(found)
+    as_json = options.out is not None and options.out.suffix == ".json"
+    text = json.dumps(found, indent=1, ensure_ascii=False) + "\n" if as_json else as_csv(found)
     if options.out is None:
         print(text, end="")
     else:

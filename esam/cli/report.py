@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-from .parsing import POSITIONAL, parse
+from .parsing import parse
 
 
 @dataclass(frozen=True)
 class ReportOptions:
     """The records below a folder as one self-contained HTML page."""
 
-    folder: Annotated[Path, POSITIONAL]
+    folder: Path
     out: Path | None = None
     """Where to write the page; FOLDER/report.html if not given."""
 

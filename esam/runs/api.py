@@ -117,18 +117,18 @@ def compare(
         raise ValueError("tune_over and validation are for a search, and there is none; add tune=4")
     for key in more:
         if key not in FIELDS:
-            raise ValueError(
-                f"compare has no argument {key!r}.{did_you_mean(key, FIELDS)} There are {', '.join(FIELDS)}"
-            )
+            known = f"There are {', '.join(FIELDS)}"
+            raise ValueError(f"compare has no argument {key!r}.{did_you_mean(key, FIELDS)} {known}")
     chosen = {"epochs": epochs, "batch_size": batch_size, "lr": lr, **more}
     chosen = {key: value for key, value in chosen.items() if value is not None}
     for key in ("lr", "momentum", "weight_decay"):
         if key in chosen and not isinstance(optimizer, str):
             raise ValueError(f"{key} is the optimizer's own: set it in the function that makes it")
+    fixed_batches = batch_size is not None
     if isinstance(train, DataLoader):
-        if batch_size is not None:
+        if fixed_batches:
             raise ValueError("batch_size is the DataLoader's own: set it there")
-        chosen |= {} if train.batch_size is None else {"batch_size": train.batch_size}
+        fixed_batches, chosen["batch_size"] = True, train.batch_size or Config.batch_size
     data = {False: _Data.of(train, test, loss, classes)}
     if tune:
         data[True] = data[False].held_out() if validation is None else _Data.of(train, validation, loss, classes)
@@ -138,30 +138,23 @@ def compare(
     if isinstance(optimizer, str):
         check_choices(config)
     if config.budget is None:
-        fixed = batch_size is not None or isinstance(train, DataLoader)
-        config = suited(config, sample_count(data[False].task.train), epochs=epochs is None, batch_size=not fixed)
+        samples = sample_count(data[False].task.train)
+        config = suited(config, samples, epochs=epochs is None, batch_size=not fixed_batches)
     config.check()
-    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, tune=tune, tune_over=tuple(tune_over))
     problem.check(config)
+    comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, tune=tune, tune_over=tuple(tune_over))
 
-    def watch_of(planned: PlannedRun) -> Callable[[dict[str, Any]], None] | None:
-        return tell and (lambda metrics: tell(f"{planned.name}: {epoch_words(metrics, planned.config)}"))
+    def do(planned: PlannedRun) -> RunRecord:
+        def watch(metrics: dict[str, Any]) -> None:
+            if tell is not None:
+                tell(f"{planned.name}: {epoch_words(metrics, planned.config)}")
 
-    def launch(runs: Sequence[PlannedRun]) -> list[RunRecord]:
-        return [
-            run(
-                planned.config,
-                planned.folder,
-                parts=problem.parts,
-                measures={} if planned.config.validation else data[False].measures,
-                watch=watch_of(planned),
-            )
-            for planned in runs
-        ]
+        measures = {} if planned.config.validation else data[False].measures
+        return run(planned.config, planned.folder, parts=problem.parts, measures=measures, watch=watch)
 
     ranks = Ranks.current()
     plan(comparison, out)  # refuses before the search what could not be compared after it
-    records = launch(tuned_runs(comparison, out, launch, tell))
+    records = [do(planned) for planned in tuned_runs(comparison, out, lambda trials: [*map(do, trials)], tell)]
     return Compared(tuple(records), ranks.from_first(write_report(out) if ranks.first else Path(out)))
 
 
@@ -193,15 +186,11 @@ class _Data(NamedTuple):
 
     def batches(self, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch], Iterable[Batch]]:
         """Return the training batches, the test samples and the training samples once; a loader reads its own."""
-        train: Any
-        test: Iterable[Batch]
-        ordered: Iterable[Batch]
-        train, test, ordered = batches_of(config, self.task, device, torch.contiguous_format)
-        if self.train_loader is not None:
-            train = ordered = SeededLoader(self.train_loader, seed=config.seed)
-        if self.test_loader is not None:
-            test = SeededLoader(self.test_loader, seed=config.seed)
-        return train, test, ordered
+        made: list[Any] = [*batches_of(config, self.task, device, torch.contiguous_format)]
+        for place, loader in enumerate((self.train_loader, self.test_loader, self.train_loader)):
+            if loader is not None:
+                made[place] = SeededLoader(loader, seed=config.seed)
+        return made[0], made[1], made[2]
 
     @property
     def measures(self) -> Mapping[str, Any]:
@@ -290,9 +279,6 @@ def describe_optimizer(base: Optimizer) -> str:
 
 def _shape_of(model: nn.Module) -> str:
     """Return what changes when the model does: a hash of the names, shapes and types of its tensors."""
-    shapes = [
-        f"{name} {tuple(value.shape)} {value.dtype}"
-        for name, value in model.state_dict().items()
-        if isinstance(value, Tensor)
-    ]
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    shapes = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
     return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 
 from esam.report.measured import duration
 from esam.train.build import title
@@ -14,7 +14,8 @@ from esam.train.config import Config, describe_method, describe_run
 from esam.train.record import RECORD_NAME
 
 from .plan import PlannedRun
-from .pool import Executor, run_all
+from .pool import Processes, run_all
+from .ray import RayCluster
 
 SPEED = 3600.0
 """Seconds over which the speed is averaged that the time left follows from."""
@@ -62,9 +63,7 @@ class RunView:
     """One run in this process: what takes effect, then a bar; without a terminal, a line for each epoch."""
 
     def __init__(self, config: Config, console: Console) -> None:
-        self._config, self._console, self._begun = config, console, False
-        self._bars = _bars(console)
-        self._task = self._bars.add_task("", total=1.0, last="epoch 0")
+        self._config, self._console, self._bars = config, console, _bars(console)
 
     def __enter__(self) -> RunView:
         self._bars.start()
@@ -77,52 +76,47 @@ class RunView:
         """Move the bar; a budget's moves with the clock, once an epoch."""
         config = self._config
         share = (epoch - 1 + number / batches) / config.epochs if config.budget is None else 0.0
-        if not self._begun:
-            self._begun = True
+        if not self._bars.tasks:
             print_line(self._console, f"{title(config)}: {describe_method(config)}; {describe_run(config)}")
-            self._bars.reset(self._task, completed=share)  # type: ignore[arg-type]  # done before: it is no speed
+            self._bars.add_task("", total=1.0, completed=share, last="epoch 0")  # type: ignore[arg-type]
         elif config.budget is None:
-            self._bars.update(self._task, completed=share)
+            self._bars.update(self._bars.task_ids[0], completed=share)
 
     def epoch(self, metrics: dict[str, Any]) -> None:
         """Show the figures of an epoch."""
         words = epoch_words(metrics, self._config)
-        self._bars.update(self._task, completed=share_done(metrics, self._config), last=words)
+        self._bars.update(self._bars.task_ids[0], completed=share_done(metrics, self._config), last=words)
         if not self._console.is_terminal:
-            left = self._bars.tasks[self._task].time_remaining
+            left = self._bars.tasks[0].time_remaining
             print_line(self._console, words + (f", about {duration(left)} left" if left else ""))
 
 
-def run_and_show(runs: Sequence[PlannedRun], executor: Executor, console: Console) -> None:
+def run_and_show(runs: Sequence[PlannedRun], executor: Processes | RayCluster, console: Console) -> None:
     """Do the runs in other processes, with a bar for each and one for all; without a terminal, in plain lines."""
     bars = _bars(console, TextColumn("{task.description}"))
-    tasks = {run: bars.add_task(run.name, total=1.0, last="waiting") for run in runs}
-    work = {run: max(1, run.config.epochs) for run in runs}
-    total = bars.add_task("all", total=sum(work.values()), last=f"{len(runs)} runs")
+    tasks: dict[PlannedRun, TaskID] = {}
+    for run in runs:
+        share, words = _news(run)
+        tasks[run] = bars.add_task(run.name, total=1.0, completed=share, last=words)  # type: ignore[arg-type]
+
+    def done() -> float:
+        return sum(max(1, run.config.epochs) * bars.tasks[task].completed for run, task in tasks.items())
+
+    work = sum(max(1, run.config.epochs) for run in tasks)
+    total = bars.add_task("all", total=work, completed=done(), last=f"{len(tasks)} runs")  # type: ignore[arg-type]
     changed: dict[PlannedRun, int] = {}
 
-    def read() -> list[str]:
-        """Read the records that have changed; return a line for each that has another epoch."""
-        lines = []
+    def watch() -> None:
         for run, task in tasks.items():
             path = run.folder / RECORD_NAME
             if not path.exists() or path.stat().st_mtime_ns == changed.get(run):
                 continue
             changed[run], (share, words) = path.stat().st_mtime_ns, _news(run)
-            if words != bars.tasks[task].fields["last"]:
-                lines.append(f"{run.name}: {words}")
+            if words != bars.tasks[task].fields["last"] and not console.is_terminal:
+                print_line(console, f"{run.name}: {words}")
             bars.update(task, completed=share, last=words)
-        return lines
+        bars.update(total, completed=done())
 
-    def watch() -> None:
-        for line in read():
-            if not console.is_terminal:
-                print_line(console, line)
-        bars.update(total, completed=sum(work[run] * bars.tasks[task].completed for run, task in tasks.items()))
-
-    read()
-    before = sum(work[run] * bars.tasks[task].completed for run, task in tasks.items())
-    bars.reset(total, completed=before)  # type: ignore[arg-type]  # done before: it is no speed
     with bars:
         run_all(runs, executor, watch)
 

@@ -98,6 +98,13 @@ def configured(comparison: Comparison, method: str, seed: int) -> Config:
     return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, tuned=tuned, **given)
 
 
+def trial_config(comparison: Comparison, method: str, values: Mapping[str, Any], seed: int = SEED) -> Config:
+    """Return a trial of a search: a method's run with other values, evaluated on held-out training data."""
+    settings = {**comparison.settings, method: {**comparison.settings.get(method, {}), **values}}
+    config = configured(dataclasses.replace(comparison, settings=settings), method, seed)
+    return dataclasses.replace(config, validation=True)
+
+
 def folder_of(config: Config, folder: str | Path) -> Path:
     """Return the folder of a run below ``folder``: its name follows from the configuration alone."""
     return Path(folder) / f"{config.method.replace(':', '.')}-seed{config.seed}-{config.id()}"

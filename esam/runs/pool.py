@@ -13,34 +13,21 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from . import worker
 from .plan import LOG_NAME, PlannedRun
 
-
-class StartedRun(Protocol):
-    """A run that was started somewhere."""
-
-    def poll(self) -> str | None:
-        """Return None while it is running, then what went wrong: "" if nothing did."""
-
-    def end(self) -> None:
-        """End it, whatever it is doing; return when it has ended."""
-
-
-class Executor(Protocol):
-    """Where runs are done."""
-
-    at_once: int
-    """How many runs may be started before one of them has ended."""
-
-    def start(self, run: PlannedRun) -> StartedRun:
-        """Start a run, or resume it."""
+if TYPE_CHECKING:
+    from .ray import RayCluster, RayRun
 
 
 def run_all(
-    runs: Sequence[PlannedRun], executor: Executor, watch: Callable[[], None] = lambda: None, *, poll: float = 0.2
+    runs: Sequence[PlannedRun],
+    executor: Processes | RayCluster,
+    watch: Callable[[], None] = lambda: None,
+    *,
+    poll: float = 0.2,
 ) -> None:
     """Do the runs that have not ended yet; after an interruption, the next call resumes.
 
@@ -51,22 +38,21 @@ def run_all(
         _run_on_every_rank(runs, watch)
         return
     waiting = [run for run in runs if not run.ended]
-    going: list[tuple[PlannedRun, StartedRun]] = []
+    going: dict[PlannedRun, WorkerProcess | RayRun] = {}
     failures: list[str] = []
     try:
         while waiting or going:
             while waiting and len(going) < executor.at_once:
                 run = waiting.pop(0)
-                going.append((run, executor.start(run)))
+                going[run] = executor.start(run)
             watch()
             time.sleep(poll)
-            for run, started in list(going):
+            for run, started in list(going.items()):
                 if (failure := started.poll()) is not None:
-                    going.remove((run, started))
-                    if failure:
-                        failures.append(f"  {run.name}: {failure} ({run.folder / LOG_NAME})")
+                    del going[run]
+                    failures += [f"  {run.name}: {failure} ({run.folder / LOG_NAME})"] if failure else []
     finally:
-        for _, started in going:
+        for started in going.values():
             started.end()
     watch()
     if failures:
@@ -98,59 +84,56 @@ class Processes:
         if jobs < 1:
             raise ValueError(f"jobs must be 1 or more, got {jobs}")
         self.at_once, self._reuse = jobs, reuse
-        self._all: list[WorkerProcess] = []
-        self._idle: list[WorkerProcess] = []
+        self._started: list[WorkerProcess] = []
 
-    def start(self, run: PlannedRun) -> StartedRun:
+    def start(self, run: PlannedRun) -> WorkerProcess:
         """Hand a run to a process."""
         run.prepare()
-        kept = self._reuse and not run.config.compile  # graphs of earlier runs would count against compile's limits
-        try:
-            process = self._idle.pop() if kept else self._new()
-        except IndexError:  # none is idle; asked like this, as several threads may start runs
-            process = self._new()
-        process.begin(run, self._idle.append if kept else WorkerProcess.end)
+        idle = [process for process in self._started if process.idle]
+        process = idle[0] if idle else WorkerProcess(self._reuse)
+        self._started += [] if idle else [process]
+        process.begin(run)
         return process
-
-    def _new(self) -> WorkerProcess:
-        self._all.append(WorkerProcess())
-        return self._all[-1]
 
     def __enter__(self) -> Processes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for process in self._all:
+        for process in self._started:
             process.end()
 
 
 class WorkerProcess:
-    """A process that does runs, one after the other, until it is ended."""
+    """A process that does one run, or with ``reuse`` one after the other until it is ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, reuse: bool) -> None:
+        self.idle, self._reuse = False, reuse
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=worker.serve, args=(theirs,))
         self._process.start()
         theirs.close()  # so that the end of the process is seen
 
-    def begin(self, run: PlannedRun, afterwards: Callable[[WorkerProcess], None]) -> None:
-        """Begin a run whose folder is prepared; ``afterwards`` is called when the process is free again."""
+    def begin(self, run: PlannedRun) -> None:
+        """Begin a run whose folder is prepared."""
+        self.idle = False
         (run.folder / LOG_NAME).unlink(missing_ok=True)  # an old failure must not be taken for a new one
-        self._afterwards = afterwards
         with suppress(BrokenPipeError):  # it has crashed; poll says how
             self._pipe.send((run.worker, run.folder.absolute()))
 
     def poll(self) -> str | None:
         """Return None while the run goes on; then what went wrong, "" if nothing did."""
         try:
-            failure: str | None = self._pipe.recv() if self._pipe.poll() else None
+            if not self._pipe.poll():
+                return None
+            failure = str(self._pipe.recv())
         except (EOFError, ConnectionResetError):  # it has ended without an answer
             self._process.join()
             code = self._process.exitcode or 0
             return f"ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with exit code {code}"
-        if failure is not None:
-            self._afterwards(self)
+        self.idle = self._reuse
+        if not self._reuse:
+            self.end()
         return failure
 
     def end(self) -> None:

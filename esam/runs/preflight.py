@@ -66,10 +66,9 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
         except FAULTS as error:
             faults.append(str(error))
     faults = list(dict.fromkeys(faults))
-    if len(faults) > 1:
-        raise ValueError("\n  ".join([f"{len(faults)} things are wrong, and nothing was run:", *faults]))
     if faults:
-        raise ValueError(faults[0])
+        several = [f"{len(faults)} things are wrong, and nothing was run:"] if len(faults) > 1 else []
+        raise ValueError("\n  ".join([*several, *faults]))
 
 
 def _check_run(config: Config, task: Task, facts: Facts) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,15 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from esam.files import write_atomically
-
-from .plan import PlannedRun
-from .pool import Executor, Processes, StartedRun
+from .plan import CONFIG_NAME, PlannedRun
 from .worker import carry_out
 
 RETRIES = 5
 """How often a run is started again when its node is lost; a run that fails by itself is not."""
-LOCK_NAME, TOKEN_NAME = ".lock", ".cluster"
+LOCK_NAME = ".lock"
 LOCK_PATIENCE = 120.0
 """Seconds that a run which is started again waits for the lost node's process to release the folder."""
 ANSWER = 10.0
@@ -32,43 +28,18 @@ SHARED_VARIABLES = ("ESAM_", "HF_", "PYTHONPATH")
 """Environment variables that name folders, which are the same on every node."""
 
 
-@dataclass(frozen=True)
-class ClusterOptions:
-    """Where a command's runs are done: options of every command with many runs."""
-
-    cluster: str = ""
-    """Do the runs on a Ray cluster: `ray` (that of RAY_ADDRESS, else one started on this machine), or its address, as
-    in ray://host:10001 or host:6379. All nodes must share the output folder. Not given: processes on this machine."""
-    cpus_per_run: float = 1.0
-    """CPUs for each run on a cluster."""
-    gpus_per_run: float = 0.0
-    """GPUs for each run on a cluster; 0.5 lets two runs share one."""
-
-    @contextlib.contextmanager
-    def executor(self, jobs: int, *, reuse: bool = False) -> Iterator[Executor]:
-        """Give the executor inside the block: ``jobs`` processes on this machine, or the cluster."""
-        here = Processes(jobs, reuse=reuse)  # checks the number, whatever is used
-        if not self.cluster:
-            with here:
-                yield here
-            return
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise ValueError("--cluster gives each run a node, and torchrun gives each run all ranks; use one of them")
-        if self.cpus_per_run < 0 or self.gpus_per_run < 0:
-            raise ValueError(
-                f"cpus_per_run and gpus_per_run must be 0 or more, got {self.cpus_per_run:g} and {self.gpus_per_run:g}"
-            )
-        with connected(self.cluster):
-            yield RayCluster(cpus=self.cpus_per_run, gpus=self.gpus_per_run)
-
-
 @contextlib.contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Connect to a Ray cluster inside the block, by its address; ``ray``: that of RAY_ADDRESS, or one started here."""
+def ray_cluster(address: str, *, cpus: float = 1, gpus: float = 0) -> Iterator[RayCluster]:
+    """Give a Ray cluster that does runs, inside the block; each run gets so many CPUs and GPUs.
+
+    The address may be ``ray``: the cluster of RAY_ADDRESS, or one that is started on this machine.
+    """
     try:
         import ray
     except ModuleNotFoundError as error:
         raise ImportError("--cluster needs Ray; run: pip install torch-esam[cluster]") from error
+    if cpus < 0 or gpus < 0:
+        raise ValueError(f"cpus_per_run and gpus_per_run must be 0 or more, got {cpus:g} and {gpus:g}")
     where = os.environ.get("RAY_ADDRESS", "local") if address == "ray" else address
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
@@ -89,46 +60,45 @@ def connected(address: str) -> Iterator[None]:
             "--head, or write --cluster ray for one on this machine"
         ) from error
     try:
-        yield
-    finally:
-        ray.shutdown()
-
-
-class RayCluster:
-    """The Ray cluster that this process is connected to; each run gets so many CPUs and GPUs."""
-
-    at_once = sys.maxsize  # Ray keeps the queue
-
-    def __init__(self, *, cpus: float = 1, gpus: float = 0) -> None:
-        import ray
-
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             raise ValueError(
                 f"no node of the cluster has {cpus:g} CPUs and {gpus:g} GPUs for a run; ask for fewer "
                 "(--cpus-per-run, --gpus-per-run), or add such a node"
             )
-        resources = {"num_cpus": cpus, "num_gpus": gpus}
-        self.ray, self._task = ray, ray.remote(**resources, max_retries=RETRIES, max_calls=1)(run_on_node)
-
-    def start(self, run: PlannedRun) -> StartedRun:
-        """Hand a run to the cluster."""
-        run.prepare()
-        folder = run.folder.absolute()
-        token = folder / TOKEN_NAME
-        if not token.exists():
-            write_atomically(token, secrets.token_hex(8).encode())
-        environment = {k: v for k, v in os.environ.items() if k.startswith(SHARED_VARIABLES)}
-        task = self._task.options(name=str(folder))  # for whoever reads `ps`
-        return _RayRun(self.ray, task.remote(run.worker, folder, token.read_text(), environment, os.getcwd()))
+        task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=RETRIES, max_calls=1)(run_on_node)
+        yield RayCluster(ray, task)
+    finally:
+        ray.shutdown()
 
 
 @dataclass
-class _RayRun:
+class RayCluster:
+    """Does runs on the Ray cluster that this process is connected to."""
+
+    ray: Any
+    task: Any
+    at_once = sys.maxsize  # Ray keeps the queue
+
+    def start(self, run: PlannedRun) -> RayRun:
+        """Hand a run to the cluster."""
+        run.prepare()
+        folder = run.folder.absolute()
+        environment = {k: v for k, v in os.environ.items() if k.startswith(SHARED_VARIABLES)}
+        task = self.task.options(name=str(folder))  # for whoever reads `ps`
+        written = (folder / CONFIG_NAME).read_text()
+        return RayRun(self.ray, task.remote(run.worker, folder, written, environment, os.getcwd()))
+
+
+@dataclass
+class RayRun:
+    """A run on the cluster."""
+
     ray: Any
     task: Any
 
     def poll(self) -> str | None:
+        """Return None while the run goes on; then what went wrong, "" if nothing did."""
         ready, _ = self.ray.wait([self.task], timeout=0)
         if not ready:
             return None
@@ -138,14 +108,15 @@ class _RayRun:
             return f"lost {RETRIES + 1} times with its node, or ended by Ray: {str(error).splitlines()[0]}"
 
     def end(self) -> None:
+        """End the run, whatever it is doing; return when it has ended."""
         self.ray.cancel(self.task, force=True)
         self.ray.wait([self.task], timeout=LOCK_PATIENCE)
 
 
-def run_on_node(module: str, folder: Path, token: str, environment: Mapping[str, str], cwd: str) -> str:
+def run_on_node(module: str, folder: Path, written: str, environment: Mapping[str, str], cwd: str) -> str:
     """Do a run in this process, one of Ray's on a node; return what went wrong."""
-    seen = folder / TOKEN_NAME
-    if not seen.is_file() or seen.read_text() != token:
+    seen = folder / CONFIG_NAME
+    if not seen.is_file() or seen.read_text() != written:
         return (
             f"the node {socket.gethostname()} does not see the folder {folder}; put --out on a file system that "
             "all nodes of the cluster share"

@@ -8,12 +8,10 @@ whose best is at an edge, between the best and its better neighbour for the othe
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,7 +21,7 @@ from esam.train.config import Config, find_method
 from esam.train.distributed import Ranks
 from esam.train.samples import generator_for
 
-from .plan import SEED, Comparison, PlannedRun, configured, folder_of, plan
+from .plan import SEED, Comparison, PlannedRun, configured, folder_of, plan, trial_config
 
 SEARCHED = ("rho", "lr", "weight_decay", "epochs")
 """The settings that can be searched: the method's radius, the base optimizer's settings, and the length."""
@@ -38,82 +36,79 @@ Point = dict[str, float]
 
 @dataclass(frozen=True)
 class Trial:
-    """The values of one trial of a method, and its result on held-out training data."""
+    """The values of one trial, and its result on held-out training data; without one, the run diverged or failed."""
 
-    method: str
     values: Mapping[str, float]
     accuracy: float | None = None
     loss: float | None = None
-    """Both None: the run diverged, or failed."""
 
     @property
-    def score(self) -> float | None:
+    def score(self) -> float:
         """Larger is better: the accuracy, or minus the loss where the targets are not classes."""
-        return self.accuracy if self.accuracy is not None or self.loss is None else -self.loss
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the trial as records hold it."""
-        return {**self.values, "accuracy": self.accuracy, "loss": self.loss}
+        if self.accuracy is not None:
+            return self.accuracy
+        return -math.inf if self.loss is None else -self.loss
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
     """Return the best trial; of equal ones that with the smaller first value (the cheaper, the weaker), then the first.
 
-    >>> best_of([Trial("sam", {"rho": 0.1}, 0.9), Trial("sam", {"rho": 0.05}, 0.9), Trial("sam", {"rho": 0.2})]).values
+    >>> best_of([Trial({"rho": 0.1}, 0.9), Trial({"rho": 0.05}, 0.9), Trial({"rho": 0.2})]).values
     {'rho': 0.05}
     """
-    scores = [(trial.score, trial) for trial in trials if trial.score is not None]
-    if not scores:
-        raise RuntimeError(f"no trial let {trials[0].method} come to its end; lower lr")
-    # max takes the first of equals
-    return max(scores, key=lambda pair: (pair[0], -next(iter(pair[1].values.values()))))[1]
+    return max(trials, key=lambda trial: (trial.score, -next(iter(trial.values.values()))))  # the first of equals
 
 
-def tune(
-    comparison: Comparison, folder: str | Path, tries: int, launch: Launch, over: Sequence[str] = ("rho",)
-) -> Comparison:
+def tuned_runs(
+    comparison: Comparison, out: str | Path, launch: Launch, tell: Callable[[str], None] | None
+) -> list[PlannedRun]:
+    """Return a comparison's runs, after its search if it asks for one; what was tried is told as a table."""
+    if comparison.tune:
+        comparison = tune(comparison, out, launch)
+        if tell is not None and Ranks.current().first:
+            tell(as_text(tried_sheet(comparison.tuned)))
+    return plan(comparison, out)
+
+
+def tune(comparison: Comparison, out: str | Path, launch: Launch) -> Comparison:
     """Return the comparison with the best of the same number of trials for each method.
 
     ``launch`` does the runs; those that are done are not repeated. What was tried is in the comparison's ``tuned``, and
     so in the records of its runs.
     """
-    points = first_points(comparison, tries, over)
-    trials = _done(comparison, points, folder, launch)
-    for _ in range(ROUNDS):
-        if not any(_open_edge(several) for several in trials.values()):
+    points = first_points(comparison)
+    for number in range(1 + ROUNDS):
+        runs = trial_runs(comparison, points, out)
+        launch([run for several in runs.values() for run in several])
+        trials = {m: [_trial(p, run) for p, run in zip(points[m], runs[m], strict=True)] for m in points}
+        for method, several in trials.items():
+            if best_of(several).score == -math.inf:
+                raise RuntimeError(f"no trial let {method} come to its end; lower lr")
+        if number == ROUNDS or not any(map(_open_edge, trials.values())):
             break
         points = {method: [*points[method], further_point(several)] for method, several in trials.items()}
-        trials = _done(comparison, points, folder, launch)
-    settings = {method: dict(given) for method, given in comparison.settings.items()}
-    tuned = {}
+    settings, tuned = dict(comparison.settings), {}
     for method, several in trials.items():
-        best = best_of(several)
-        settings[method] = {**settings.get(method, {}), **best.values}
-        tuned[method] = {"trials": [trial.as_json() for trial in several], "chosen": dict(best.values)}
-    return dataclasses.replace(comparison, settings=settings, tuned=tuned)
+        chosen = dict(best_of(several).values)
+        settings[method] = {**settings.get(method, {}), **chosen}
+        tried = [{**trial.values, "accuracy": trial.accuracy, "loss": trial.loss} for trial in several]
+        tuned[method] = {"trials": tried, "chosen": chosen}
+    return replace(comparison, settings=settings, tuned=tuned)
 
 
-def _done(
-    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path, launch: Launch
-) -> dict[str, list[Trial]]:
-    """Return the trial of each point, after its run."""
-    runs = trial_runs(comparison, points, folder)
-    launch([run for several in runs.values() for run in several])
-    return {m: [_trial(m, p, run) for p, run in zip(points[m], runs[m], strict=True)] for m in points}
-
-
-def _trial(method: str, point: Point, run: PlannedRun) -> Trial:
+def _trial(point: Point, run: PlannedRun) -> Trial:
     record = run.record()
     end = record.end if record is not None and record.finished else None
-    return Trial(method, point, end["test_accuracy"].get("last"), end.get("test_loss")) if end else Trial(method, point)
+    return Trial(point, end["test_accuracy"].get("last"), end.get("test_loss")) if end else Trial(point)
 
 
-def first_points(comparison: Comparison, tries: int, over: Sequence[str] = ("rho",)) -> dict[str, list[Point]]:
+def first_points(comparison: Comparison) -> dict[str, list[Point]]:
     """Return the values that each method tries first, for every method that has something to search.
 
     The first point is the method as it is. Each setting takes each of so many multiples once, in an order that follows
     the setting's name alone: every method tries the same learning rates.
     """
+    tries, over = comparison.tune, comparison.tune_over
     if not 1 <= tries <= len(FACTORS):
         raise ValueError(f"tune must be in 1..{len(FACTORS)} trials for each method, got {tries}")
     if not over or len(set(over)) < len(over) or not set(over) <= set(SEARCHED):
@@ -133,7 +128,7 @@ def first_points(comparison: Comparison, tries: int, over: Sequence[str] = ("rho
 def further_point(trials: Sequence[Trial]) -> Point:
     """Return what to try next: the best point moved outwards where it is at an edge, else refined.
 
-    >>> tried = [Trial("sam", {"rho": rho}, accuracy) for rho, accuracy in ((0.05, 0.8), (0.1, 0.9), (0.025, 0.7))]
+    >>> tried = [Trial({"rho": rho}, accuracy) for rho, accuracy in ((0.05, 0.8), (0.1, 0.9), (0.025, 0.7))]
     >>> further_point(tried)
     {'rho': 0.2}
     """
@@ -142,48 +137,33 @@ def further_point(trials: Sequence[Trial]) -> Point:
         name, factor = edge
         return _rounded({**best.values, name: best.values[name] * factor})
     name = next(iter(best.values))
-    others = [trial for trial in trials if trial.values[name] != best.values[name] and trial.score is not None]
+    others = [trial for trial in trials if trial.values[name] != best.values[name] and trial.score > -math.inf]
     near = best_of(others).values[name] if others else 2 * best.values[name]
     return _rounded({**best.values, name: math.sqrt(best.values[name] * near)})
 
 
-def trial_runs(
-    comparison: Comparison, points: Mapping[str, Sequence[Point]], folder: str | Path
-) -> dict[str, list[PlannedRun]]:
-    """Return the run of each point: a comparison's run with other values, evaluated on held-out training data."""
-    runs: dict[str, list[PlannedRun]] = {}
-    for method, several in points.items():
-        start = configured(comparison, method, SEED)
-        for number, point in enumerate(several, start=1):
-            fields: dict[str, Any] = dict(point)
-            radius = {"rho": fields.pop("rho")} if "rho" in fields else {}
-            config = dataclasses.replace(start, validation=True, settings={**start.settings, **radius}, **fields)
-            values = ", ".join(f"{name} {value:g}" for name, value in point.items())
-            label = f"{method}, trial {number} ({values})"
-            runs.setdefault(method, []).append(PlannedRun(config, folder_of(config, folder), label=label))
-    return runs
-
-
 def first_runs(comparison: Comparison, out: str | Path) -> list[PlannedRun]:
     """Return the trials that a comparison begins with; none where it has no search."""
-    points = first_points(comparison, comparison.tune, comparison.tune_over) if comparison.tune else {}
-    return [run for several in trial_runs(comparison, points, _search_folder(out)).values() for run in several]
+    points = first_points(comparison) if comparison.tune else {}
+    return [run for several in trial_runs(comparison, points, out).values() for run in several]
 
 
-def tuned_runs(
-    comparison: Comparison, out: str | Path, launch: Launch, tell: Callable[[str], None] | None
-) -> list[PlannedRun]:
-    """Return a comparison's runs, after its search if it asks for one; what was tried is told as a table."""
-    if comparison.tune:
-        comparison = tune(comparison, _search_folder(out), comparison.tune, launch, comparison.tune_over)
-        if tell is not None and Ranks.current().first:
-            tell(as_text(tried_sheet(comparison.tuned)))
-    return plan(comparison, out)
+def trial_runs(
+    comparison: Comparison, points: Mapping[str, Sequence[Point]], out: str | Path
+) -> dict[str, list[PlannedRun]]:
+    """Return the run of each point: a comparison's run with other values, evaluated on held-out training data.
 
-
-def _search_folder(out: str | Path) -> Path:
-    """Return where a comparison's trials are: beside its folder, as the report there is about the other runs."""
-    return Path(out).with_name(f"{Path(out).name}-tuning")
+    The folders are beside ``out``, as the report there is about the other runs.
+    """
+    folder = Path(out).with_name(f"{Path(out).name}-tuning")
+    runs: dict[str, list[PlannedRun]] = {method: [] for method in points}
+    for method, several in points.items():
+        for number, point in enumerate(several, start=1):
+            config = trial_config(comparison, method, point)
+            values = ", ".join(f"{name} {value:g}" for name, value in point.items())
+            label = f"{method}, trial {number} ({values})"
+            runs[method].append(PlannedRun(config, folder_of(config, folder), label=label))
+    return runs
 
 
 def _open_edge(trials: Sequence[Trial]) -> tuple[str, float] | None:

@@ -11,28 +11,40 @@ import traceback
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from esam.train.config import Config
 
 from .plan import CONFIG_NAME, LOG_NAME
+
+if TYPE_CHECKING:
+    from esam.train.record import RunRecord
 
 ORPHANED = 1
 
 
 def main(folder: Path) -> None:
     """Run, or resume, the configuration in the folder."""
+    do_run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder)
+
+
+def do_run(config: Config, folder: Path, **how: Any) -> RunRecord:
+    """Run a configuration, or resume it, in a process that may have done others; measure what it comes to."""
+    import torch
+
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
 
-    run(Config.from_json(json.loads((folder / CONFIG_NAME).read_text())), folder, measures=MEASURES)
+    if config.compile:
+        torch.compiler.reset()  # graphs of earlier runs would count against its limits
+    return run(config, folder, measures=MEASURES, **how)
 
 
 def serve(pipe: Connection) -> None:
     """Do each run whose module and folder come through the pipe, and answer with what went wrong."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     while True:
-        module, folder = pipe.recv()
-        pipe.send(carry_out(module, folder))
+        pipe.send(carry_out(*pipe.recv()))
 
 
 def _end_with_parent() -> None:

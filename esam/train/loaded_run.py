@@ -26,7 +26,6 @@ from esam.analysis import (
     rounded_accuracy,
     select,
     sharpness,
-    spectral_density,
     top_eigenvalues,
 )
 from esam.analysis.landscape import OnProgress
@@ -236,12 +235,10 @@ def figures(
     gamma: float = 0.5,
     eigenvalues: int = 1,
     vectors: int = 10,
-    density: int = 0,
 ) -> dict[str, Any]:
     """Return sharpness, linearity, and what SDS selects when all images are one batch.
 
-    Unless it is 0, ``eigenvalues`` adds the Hessian's top eigenvalues and its trace, and ``density`` its spectral
-    density by so many steps of Lanczos.
+    Unless it is 0, ``eigenvalues`` adds the Hessian's top eigenvalues and its trace.
     """
     theta = objective.parameters
     ascent = ascent_sharpness(objective, theta, rho=rho, steps=steps)
@@ -260,9 +257,6 @@ def figures(
     if eigenvalues:
         found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
         found["trace"] = {**hessian_trace(objective, theta, vectors=vectors)._asdict(), "vectors": vectors}
-    if density:
-        spectrum = spectral_density(objective, theta, lanczos=density)
-        found["spectral_density"] = {**{k: v.tolist() for k, v in spectrum._asdict().items()}, "lanczos": density}
     return found
 
 
@@ -270,18 +264,14 @@ def random_landscape(
     objective: ModelObjective,
     *,
     points: int,
-    axes: int = 2,
     reach: float = 1.0,
     groups: int = 1,
     path: str | Path | None = None,
     progress: OnProgress | None = None,
 ) -> Landscape:
-    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions.
-
-    With ``axes=1`` it is a line, along the first direction of each pair.
-    """
+    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions."""
     if groups < 1:
         raise ValueError(f"groups must be 1 or more, got {groups!r}")
     theta = objective.parameters
-    directions = [(objective, random_plane(theta, seed=seed)[:axes]) for seed in range(groups)]
-    return landscape(directions, theta, [even_axis(reach, points)] * axes, path=path, progress=progress)
+    directions = [(objective, random_plane(theta, seed=seed)) for seed in range(groups)]
+    return landscape(directions, theta, [even_axis(reach, points)] * 2, path=path, progress=progress)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from esam.bench.contenders import Registered, plain_loop
+from esam.bench.steps import Registered, plain_loop
 from esam.train import Task
 from esam.train.record import environment
 
