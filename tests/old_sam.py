@@ -64,8 +64,3 @@ def plain_steps(model, optimizer, data):
         optimizer.zero_grad()
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
-
-
-def assert_close(a, b, tolerance=1e-9):
-    """By default float64; the 1e-12 in their norm is the difference."""
-    torch.testing.assert_close(list(a.parameters()), list(b.parameters()), rtol=tolerance, atol=tolerance)
