@@ -29,9 +29,7 @@ class Plain:
 class Encoding(UserDict):
     """As transformers' BatchEncoding: a UserDict with something beside its data."""
 
-    def __init__(self, data):
-        super().__init__(data)
-        self.extra = "kept"
+    extra = None
 
 
 def rows(n, *shape):
@@ -68,7 +66,9 @@ def test_the_samples_are_taken_from_whatever_holds_them(batch, read):
 def test_strings_are_taken_where_they_are_as_many_as_the_samples_and_numbers_stay():
     found = take({"x": rows(4), "names": list("abcd"), "classes": ["p", "q"], "n": 3}, KEEP)
     assert torch.equal(found.pop("x"), KEEP) and found == {"names": ["a", "c"], "classes": ["p", "q"], "n": 3}
-    assert take(Encoding({"x": rows(4)}), KEEP).extra == "kept"
+    encoding = Encoding({"x": rows(4)})
+    encoding.extra = "kept"
+    assert take(encoding, KEEP).extra == "kept"
 
 
 UNKNOWN = {

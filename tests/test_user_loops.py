@@ -157,7 +157,7 @@ def test_tiny_micro_batches_make_slicesam_cost_its_share(size):
 @pytest.mark.parametrize(
     ("make", "batch"),
     [(SliceSAM, 3), (lambda b, m: SliceSAM(b, m, share=0.9), 8), (METHODS["base-part"], 3),
-     (lambda b, m: SAM(b, m, m=4), 9), (lambda b, m: ESAM(b, m, m=4), 9)],
+     (lambda b, m: SAM(b, m, m=4), 9), (lambda b, m: ESAM(b, m, m=4), 9), (lambda b, m: ESAM(b, m, gamma=0.25), 4)],
 )  # fmt: skip
 def test_batchnorm_never_sees_a_part_of_one_sample(make, batch):
     """Before: "Expected more than 1 value per channel", with the README's own net and a last batch of 3."""
@@ -293,6 +293,19 @@ def test_looksam_on_a_linear_loss_is_the_base(dtype):
         ends.append(model)
     # ten additions to weights of about one
     assert_same(*ends, atol=20 * torch.finfo(dtype).eps)
+
+
+def test_a_buffer_that_lies_in_the_callers_batch_is_put_back_and_the_batch_is_not_written():
+    p, optimizer = start("sam")
+    p.model.register_buffer("last", torch.zeros(6).double())
+    before, rows = p.x.clone(), itertools.count()
+
+    def loss_of(x, y):
+        p.model.last.data = x[next(rows)]
+        return p.loss_of(x, y)
+
+    p.step(optimizer, loss_of)
+    assert_same([p.x, p.model.last], [before, before[0]])
 
 
 class CountingCopies(TorchDispatchMode):
