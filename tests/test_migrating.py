@@ -13,12 +13,20 @@ import snippets
 import torch
 import torch.nn.functional as F
 from conftest import assert_same
-from old_sam import OldSAM, batches, net, plain_steps, two_steps
+from plain_loops import batches, net, plain_steps, two_steps
 from torch import nn
 
 import esam
 from esam import MSAM
 from esam.compat import SAM
+
+pytestmark = pytest.mark.filterwarnings("ignore:::pytorch_optimizer")
+
+
+@pytest.fixture
+def old():
+    """sam.py, as pytorch_optimizer has it."""
+    return pytest.importorskip("pytorch_optimizer").SAM
 
 
 def ours(model, base=torch.optim.SGD, **settings):
@@ -28,15 +36,12 @@ def ours(model, base=torch.optim.SGD, **settings):
 # One changed import --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.filterwarnings("ignore:::pytorch_optimizer")
 @pytest.mark.parametrize("adaptive", [False, True])
-@pytest.mark.parametrize("package", ["sam.py", "pytorch_optimizer"])
-def test_fifty_steps_of_the_old_loop_are_the_old_steps(package, adaptive):
-    old = OldSAM if package == "sam.py" else pytest.importorskip(package).SAM
+def test_fifty_steps_of_the_old_loop_are_the_old_steps(old, adaptive):
     a, b = net(norm=False), net(norm=False)
     two_steps(a, ours(a, rho=0.1, adaptive=adaptive), batches(50))
     two_steps(b, old(b.parameters(), torch.optim.SGD, rho=0.1, adaptive=adaptive, lr=0.1, momentum=0.9), batches(50))
-    assert_same(a, b, 1e-9 if package == "sam.py" else 1e-8)  # float64; the 1e-12 in their norm is the difference
+    assert_same(a, b, 1e-8)  # float64; the 1e-12 in their norm is the difference
 
 
 def test_the_closure_form_is_the_two_steps():
@@ -82,7 +87,7 @@ def test_a_resumed_run_of_the_old_loop_goes_on_as_the_undisturbed_one():
 
 
 @pytest.mark.parametrize("overflow", [False, True])
-def test_a_grad_scaler_takes_the_second_step_or_skips_it_and_theta_returns(overflow):
+def test_a_grad_scaler_takes_the_second_step_or_skips_it_and_theta_returns(old, overflow):
     model, plain = net(norm=False).float(), net(norm=False)
     before = copy.deepcopy(model)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.1, rho=0.1)
@@ -97,7 +102,7 @@ def test_a_grad_scaler_takes_the_second_step_or_skips_it_and_theta_returns(overf
     scaler.update()
     if overflow:
         return assert_same(model, before)
-    two_steps(plain, OldSAM(plain.parameters(), torch.optim.SGD, rho=0.1, lr=0.1), [(x, y)])
+    two_steps(plain, old(plain.parameters(), torch.optim.SGD, rho=0.1, lr=0.1), [(x, y)])
     assert_same(model.double(), plain, 1e-4)  # float32 against float64, one step
 
 
@@ -152,17 +157,13 @@ def trained_by(code):
 
 
 @pytest.mark.parametrize(("title", "before", "after"), snippets.diffs("migrating.md"))
-def test_a_diff_of_the_page_applies_and_trains_the_same_weights(title, before, after, monkeypatch):
+def test_a_diff_of_the_page_applies_and_trains_the_same_weights(old, title, before, after, monkeypatch):
     compile(before, "migrating.md", "exec")
     scope, model = trained_by(after)
     assert isinstance(scope["optimizer"], torch.optim.Optimizer) and type(scope["optimizer"]).__module__[:4] == "esam"
     assert all(not torch.equal(a, b) for a, b in zip(model.parameters(), net().parameters(), strict=True))
     package = re.match(r"(?:from|import) (\w+)", before).group(1)
-    if package == "sam":  # a page of code, as most projects carry it
-        monkeypatch.setitem(sys.modules, package, types.SimpleNamespace(SAM=OldSAM))
-    elif package == "pytorch_optimizer":
-        pytest.importorskip(package)
-    else:
-        return  # not installed
-    # float64; the 1e-12 in their norm is the difference; their second pass moves BatchNorm too
-    assert_same(trained_by(before)[1].parameters(), model.parameters(), 1e-8)
+    if package in ("sam", "pytorch_optimizer"):  # the others are not installed
+        monkeypatch.setitem(sys.modules, "sam", types.SimpleNamespace(SAM=old))
+        # float64; the 1e-12 in their norm is the difference; their second pass moves BatchNorm too
+        assert_same(trained_by(before)[1].parameters(), model.parameters(), 1e-8)

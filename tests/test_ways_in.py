@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import assert_same
-from old_sam import batches, net, plain_steps
+from conftest import assert_same, normalised, problem, sgd
+from plain_loops import batches, net, plain_steps
 from torch import nn
 
 import esam
@@ -166,32 +166,24 @@ def test_weights_that_are_loaded_in_the_middle_of_training_are_kept():
 # A price -------------------------------------------------------------------------------------------------------------
 
 
-def sliced(size, **settings):
-    """Return what a step of SliceSAM ran, and what it warned of."""
-    torch.manual_seed(0)
-    model, ran = net(), []
-    optimizer = esam.SliceSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, seed=0, **settings)
-
-    def loss_of(x, y):
-        ran.append(len(x))
-        return F.cross_entropy(model(x), y, reduction="none")
-
+def sliced(size):
+    """Return what a step of SliceSAM at an overhead of 6 % ran, and what it warned of."""
+    p = problem(normalised, batch=size)
+    optimizer = esam.SliceSAM(sgd(p), p.model, overhead=0.06, seed=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", esam.GuidanceWarning)
         for _ in range(2):
-            optimizer.step(loss_of, torch.randn(size, 6).double(), torch.randint(3, (size,)))
-    return ran, [str(w.message) for w in caught if "overhead" in str(w.message)]
+            p.step(optimizer)
+    return p.calls[-3:], [str(w.message) for w in caught if "overhead" in str(w.message)]
 
 
 def test_an_overhead_is_what_a_step_costs_more_and_a_batch_too_small_for_it_is_warned_of_once():
-    ran, warned = sliced(100, overhead=0.06)
-    assert ran[-3:] == [6, 94, 6] and warned == []
+    assert sliced(100) == ([6, 94, 6], [])
     assert esam.METHODS["slicesam"].units({"overhead": 0.06}) == pytest.approx(3.18)
     assert esam.METHODS["slicesam"].effective({"overhead": 0.06}).keys() & {"share", "overhead"} == {"overhead"}
-    ran, warned = sliced(16, overhead=0.06)  # BatchNorm wants two
-    assert ran[-3:] == [2, 14, 2]
-    assert len(warned) == 1 and "of 34 or more" in warned[0]  # the size that is enough
-    assert sliced(34, overhead=0.06)[1] == []
+    ran, (warned,) = sliced(16)
+    assert ran == [2, 14, 2] and "of 34 or more" in warned  # BatchNorm wants two; the size that is enough
+    assert sliced(34)[1] == []
 
 
 # AlgoPerf ------------------------------------------------------------------------------------------------------------
