@@ -13,16 +13,6 @@ from esam.optim import reference
 
 SIZE, CLASSES = 8, 3
 RHO, LR = 0.3, 0.05
-ZOO = {}
-"""Name -> a function that builds a model and its closure; called twice with one seed it builds twins."""
-
-
-def kind(name):
-    def add(build):
-        ZOO[name] = build
-        return build
-
-    return add
 
 
 def vectors(dtype=torch.float64):
@@ -105,7 +95,7 @@ def growing(self, x):
 
 
 HEAD = lin(6, 6), nn.Tanh, lin(6, CLASSES)
-ZOO |= {
+MOVING = {
     "dropout": flat(lin(6, 8), lambda: nn.Dropout(0.4), nn.Tanh, lambda: nn.AlphaDropout(0.2), lin(8, CLASSES)),
     "batchnorm": flat(lin(6, 8), lambda: nn.BatchNorm1d(8), nn.ReLU, lin(8, CLASSES)),
     "spectral norm": flat(lambda: parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh, lin(8, CLASSES)),
@@ -128,7 +118,6 @@ ZOO |= {
 }
 
 
-@kind("buffers that cannot be written, and modules in a circle")
 def fixed_buffers():
     def run(self, x):
         return x * self.ones + torch.sparse.mm(self.graph, x.T).T
@@ -161,44 +150,18 @@ def adapted(inputs, outputs):
     return layer(lambda self, x: self.inner(x) + 0.1 * x @ self.a.T @ self.b.T, inner=frozen, **parts)
 
 
-ZOO |= {
-    "mixture of experts": flat(
-        layer(mixture, router=lin(6, 4), experts=lambda: nn.ModuleList([nn.Linear(6, CLASSES) for _ in range(4)]))
-    ),
-    "a scalar parameter": flat(layer(lambda self, x: self.scale * x, scale=parameter()), *HEAD),
-    "an empty parameter": flat(layer(lambda self, x: x + self.nothing.sum(), nothing=parameter(0, 6)), *HEAD),
-    "frozen, with adapters": flat(adapted(6, 8), lambda: nn.BatchNorm1d(8).eval(), nn.Tanh, adapted(8, CLASSES)),
-}
-
-
-@kind("sparse embedding")
-def sparse_embedding():
-    return classifier(
-        nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, CLASSES)), torch.randint(0, 10, (SIZE, 5))
-    )
-
-
-@kind("tied weights")
 def tied():
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))
     model[2].weight = model[0].weight
     return classifier(model)
 
 
-@kind("float32 beside float64")
 def mixed():
     head = nn.Linear(6, CLASSES).double()
     body = nn.Linear(6, 6).float()
     return classifier(nn.ModuleList([body, head]), None, None, lambda x: head(body(x.float()).tanh().double()))
 
 
-@kind("bfloat16")
-def bfloat16():
-    model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
-    return classifier(model, vectors(dtype=torch.bfloat16), torch.bfloat16)
-
-
-@kind("gradients inside")
 def meta_learning():
     model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, CLASSES))
     seen, of = vectors(), torch.randint(0, CLASSES, (SIZE,))
@@ -212,6 +175,26 @@ def meta_learning():
         return torch.func.functional_call(model, adapted, (x,))
 
     return classifier(model, call=call)
+
+
+ZOO = {
+    **MOVING,
+    "mixture of experts": flat(
+        layer(mixture, router=lin(6, 4), experts=lambda: nn.ModuleList([nn.Linear(6, CLASSES) for _ in range(4)]))
+    ),
+    "a scalar parameter": flat(layer(lambda self, x: self.scale * x, scale=parameter()), *HEAD),
+    "an empty parameter": flat(layer(lambda self, x: x + self.nothing.sum(), nothing=parameter(0, 6)), *HEAD),
+    "frozen, with adapters": flat(adapted(6, 8), lambda: nn.BatchNorm1d(8).eval(), nn.Tanh, adapted(8, CLASSES)),
+    "buffers that cannot be written, and modules in a circle": fixed_buffers,
+    "sparse embedding": lambda: classifier(
+        nn.Sequential(nn.EmbeddingBag(10, 4, sparse=True), nn.Linear(4, CLASSES)), torch.randint(0, 10, (SIZE, 5))
+    ),
+    "tied weights": tied,
+    "float32 beside float64": mixed,
+    "bfloat16": lambda: classifier(nn.Sequential(*(part() for part in HEAD)), vectors(torch.bfloat16), torch.bfloat16),
+    "gradients inside": meta_learning,
+}
+"""What builds a model and its closure; called twice with one seed it builds twins."""
 
 
 # By hand --------------------------------------------------------------------------------------------------------------
