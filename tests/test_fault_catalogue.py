@@ -6,9 +6,9 @@ import os
 import shlex
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -30,20 +30,15 @@ class Bomb:
         return print, ("it ran",)
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """A command, what its message must name, and its exit code."""
 
-    typed: str
-    """T stands for a small training, OUT for a folder that must not be there afterwards."""
+    typed: str  # T stands for a small training, OUT for a folder that must not be there afterwards
     named: str
     code: int = 1
-    spoil: Callable[[Path], object] = lambda root: None
-    """What to do first, in the folder that all faults share."""
-    during: tuple[str, object] | None = None
-    """A function of ours or the system's that fails meanwhile."""
-    leaves: bool = False
-    """Whether OUT may be there afterwards: the fault strikes in the middle of the work."""
+    spoil: Callable[[Path], object] = lambda root: None  # what to do first, in the folder that all faults share
+    during: tuple[str, object] | None = None  # a function of ours or the system's that fails meanwhile
+    leaves: bool = False  # whether OUT may be there afterwards: the fault strikes in the middle of the work
 
 
 def spoilt(name, data):
@@ -150,12 +145,10 @@ FAULTS = [
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(tmp_path_factory, own_cache):
     """A folder with two finished runs, pictures good and bad, and functions of a user's own."""
     folder = tmp_path_factory.mktemp("faults")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("ESAM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("ESAM_DATA", raising=False)
         patch.chdir(folder)
         for name in ("kept.csv", "precious.csv", "precious.safetensors"):
             (folder / name).write_text("1,2\n")
