@@ -67,9 +67,10 @@ def normalised(dtype=torch.float64):
 
 
 def assert_same(a, b, atol=0.0):
-    """Equal bit for bit, or so near."""
-    for x, y in zip(a, b, strict=True):
-        torch.testing.assert_close(x, y, rtol=0, atol=atol)
+    """Equal bit for bit, or so near: models with their buffers, tensors, and lists and dicts of them."""
+    values = [t.state_dict() if isinstance(t, nn.Module) else t for t in (a, b)]
+    values = [v if isinstance(v, (dict, torch.Tensor)) else list(v) for v in values]
+    torch.testing.assert_close(*values, rtol=0, atol=atol, equal_nan=True)
 
 
 def sgd(p, **settings):
@@ -78,8 +79,9 @@ def sgd(p, **settings):
 
 EVERY_ROW = {name: row for name, row in METHODS.items() if name != "sam-on"}  # which wants norm layers
 TWO_PASSES = ("sam", "asam", "looksam", "fsam", "gsam", "esam", "esam-swp", "esam-sds", "esam-random")
-EVERY_METHOD = {name: METHODS[name] for name in TWO_PASSES}
-"""The others are the base, its controls, and cheaper relatives."""
+"""The other rows are the base, its controls, and cheaper relatives."""
+FLOWS = ("base", "sam", "looksam", "esam", "slicesam")
+"""One method for each way that a step can go."""
 
 
 def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
@@ -121,11 +123,6 @@ def timeless(value):
     if isinstance(value, dict):
         return {k: timeless(v) for k, v in value.items() if k not in TIMES}
     return [timeless(v) for v in value] if isinstance(value, (list, tuple)) else value
-
-
-@pytest.fixture
-def make_problem():
-    return problem
 
 
 @pytest.fixture(scope="module")

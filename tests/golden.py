@@ -137,27 +137,26 @@ def cases():
     return [(name, net, parts) for net in NETS for name in ONE_PROCESS for parts in (1, 2)]
 
 
-def rank_cases(rank):
-    """Name every curve of two ranks, each with what runs it; ``two_ranks`` starts them."""
+RANK_CASES = [*((name, "transformer") for name in TWO_RANKS), ("slicesam", "resnet8")]
+
+
+def rank_curve(rank, name, net):
+    """Return a curve of one of two ranks."""
     from torch.nn.parallel import DistributedDataParallel
 
-    def case(name, net):
-        return lambda: curve(name, net, rank=rank, micro_batches=2, wrap=DistributedDataParallel)
-
-    return [(f"{name} {net}", case(name, net)) for name in TWO_RANKS for net in ("transformer",)] + [
-        ("slicesam resnet8", case("slicesam", "resnet8"))
-    ]
+    return curve(name, net, rank=rank, micro_batches=2, wrap=DistributedDataParallel)
 
 
 def write():
     import tempfile
 
-    from two_ranks import on_two_ranks
+    from two_ranks import TwoRanks
 
     found = {f"{name} {net} {parts}": curve(name, net, micro_batches=parts) for name, net, parts in cases()}
-    with tempfile.TemporaryDirectory() as folder:
-        for rank, seen in enumerate(on_two_ranks(Path(folder), rank_cases)):
-            found |= {f"{case} rank {rank}": seen[case] for case, _ in rank_cases(rank)}
+    with tempfile.TemporaryDirectory() as folder, TwoRanks(Path(folder)) as both:
+        for name, net in RANK_CASES:
+            curves = enumerate(both(rank_curve, name, net))
+            found |= {f"{name} {net} rank {rank}": seen for rank, seen in curves}
     lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(one)}" for name, one in found.items())
     FILE.write_text(f"{{\n{lines}\n}}\n")
 

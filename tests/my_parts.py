@@ -48,6 +48,18 @@ def infinite_row():
     return Task(Pairs(X.masked_fill(X.eq(X[7, 3]), float("inf"))), TEST)
 
 
+def uneven():
+    return Task((X, Y[:5]), TEST)
+
+
+def scalar_loss():
+    return Task(TRAIN, TEST, loss=nn.functional.cross_entropy)
+
+
+def broken():
+    return 1 / 0
+
+
 def untested():
     return Task(TRAIN, (X[Y < 2], Y[Y < 2]))
 
@@ -88,6 +100,14 @@ class Late(nn.Linear):
         if self.calls > 3:
             raise KeyError("too late")
         return super().forward(x)
+
+
+def broken_net():
+    raise KeyError("layers")
+
+
+def leaving_net():
+    raise SystemExit(3)
 
 
 def unseeded():

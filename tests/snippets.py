@@ -6,6 +6,17 @@ from pathlib import Path
 DOCS = Path(__file__).parent.parent / "docs"
 
 
+def diffs(page):
+    """Return, of each diff of a page, its heading, and the code before and after it."""
+    found = []
+    for section in re.split(r"^## ", (DOCS / page).read_text(), flags=re.MULTILINE):
+        for block in re.findall(r"^```diff\n(.*?)^```", section, re.DOTALL | re.MULTILINE):
+            lines = block.splitlines()
+            before, after = ("\n".join(line[1:] for line in lines if line[:1] in ("", " ", side)) for side in "-+")
+            found.append((section.splitlines()[0], before, after))
+    return found
+
+
 def run(page, scope, under=None, replace=None):
     """Run the Python blocks of a page of the docs, or those under one of its headings; return the scope.
 

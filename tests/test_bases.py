@@ -7,7 +7,7 @@ import torch
 from conftest import Problem, assert_same, problem
 from torch import nn
 
-from esam import ESAM, SAM, LookSAM, SliceSAM
+from esam import SAM, LookSAM
 
 # rho = 0 is the base, bit for bit -------------------------------------------------------------------------------------
 
@@ -46,15 +46,14 @@ def bases_of_torch():
             yield name, of_parameters(base), {"SparseAdam": embedded, "Muon": matrices}.get(name, dense)
 
 
-FAIL_ALONE = {"alig", "adahessian", "sophiah", "lbfgs"}
-"""They want a closure of their own, or gradients with a graph."""
-NO_DEFAULTS = {"adalomo", "adammini", "lomo", "bsam", "ranger21", "demo", "distributedmuon"}
-"""They want the model, lengths of a training, or a process group."""
+LEFT_OUT = {"alig", "adahessian", "sophiah", "lbfgs", "adalomo", "adammini", "lomo", "bsam", "ranger21", "demo",
+            "distributedmuon"}  # fmt: skip
+"""They want a closure of their own, gradients with a graph, the model, lengths of a training, or a process group."""
 
 
 def bases_of_pytorch_optimizer():
     package = pytest.importorskip("pytorch_optimizer")
-    for name in sorted({*package.get_supported_optimizers()} - FAIL_ALONE - NO_DEFAULTS):
+    for name in sorted({*package.get_supported_optimizers()} - LEFT_OUT):
         made = of_matrices_and_others if "muon" in name or name == "adago" else of_parameters
         yield name, made(package.load_optimizer(name)), matrices if name == "spectralsphere" else dense
 
@@ -88,17 +87,6 @@ def test_rho_zero_is_every_base_bit_for_bit(bases, least):
     assert moved >= least  # the rest have tiny rates
 
 
-@pytest.mark.filterwarnings("ignore")
-def test_a_base_that_cannot_step_alone_raises_here_too_and_moves_nothing():
-    package = pytest.importorskip("pytorch_optimizer")
-    for name in FAIL_ALONE:
-        p = dense()
-        before = p.weights
-        with pytest.raises(Exception, match="(?i)closure|does not require grad"):
-            p.step(SAM(package.load_optimizer(name)(p.model.parameters()), p.model))
-        assert_same(p.weights, before)
-
-
 # Wrappers around an optimizer -----------------------------------------------------------------------------------------
 
 
@@ -108,18 +96,10 @@ class Unhooked(torch.optim.Optimizer):
     def __init__(self, inner):
         self.inner = inner
         self.param_groups, self.state = inner.param_groups, inner.state
+        self.zero_grad, self.state_dict, self.load_state_dict = inner.zero_grad, inner.state_dict, inner.load_state_dict
 
     def step(self, closure=None):
         return self.inner.step()
-
-    def zero_grad(self, set_to_none=True):
-        self.inner.zero_grad(set_to_none)
-
-    def state_dict(self):
-        return self.inner.state_dict()
-
-    def load_state_dict(self, state_dict):
-        self.inner.load_state_dict(state_dict)
 
 
 def replaced_step(base):
@@ -136,13 +116,8 @@ def accelerated(base):
     return pytest.importorskip("accelerate").Accelerator(cpu=True).prepare_optimizer(base)
 
 
-def of_package(name, **settings):
-    def wrap(base):
-        wrapped = getattr(pytest.importorskip("pytorch_optimizer"), name)(base, **settings)
-        getattr(wrapped, "train", lambda: None)()  # of schedule-free bases
-        return wrapped
-
-    return wrap
+def lookahead(base):
+    return pytest.importorskip("pytorch_optimizer").Lookahead(base, k=2)
 
 
 def schedule_free(base):
@@ -151,44 +126,28 @@ def schedule_free(base):
     return made
 
 
-WRAPPERS = {
-    "without Optimizer.__init__": Unhooked,
-    "a step replaced on the instance": replaced_step,
-    "a plain dict of hooks": plain_hooks,
-    "accelerate": accelerated,
-    "Lookahead": of_package("Lookahead", k=2),
-    "OrthoGrad": of_package("OrthoGrad"),
-    "ScheduleFreeWrapper": of_package("ScheduleFreeWrapper"),
-    "TRAC": of_package("TRAC"),
-    "schedulefree": schedule_free,
-}
+WRAPPERS = (Unhooked, replaced_step, plain_hooks, accelerated, lookahead, schedule_free)
 
 
-@pytest.mark.parametrize("kind", WRAPPERS)
-def test_a_wrapper_as_base_is_itself_at_rho_zero_counts_steps_and_resumes_bit_for_bit(kind):
+@pytest.mark.parametrize("wrap", WRAPPERS)
+def test_a_wrapper_as_base_is_itself_at_rho_zero_counts_steps_and_resumes_bit_for_bit(wrap):
     """Before: never counted, so that methods that count steps stood still; an AttributeError or a TypeError."""
 
     def wrapped(model):
-        return WRAPPERS[kind](torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
+        return wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9))
 
     assert_same(trained(wrapped, dense), trained(wrapped, dense, lambda base, model: SAM(base, model, rho=0.0)))
-    for method, settings in ((LookSAM, {"k": 2}), (ESAM, {}), (SliceSAM, {})):
-        p = dense()
-        optimizer = method(wrapped(p.model), p.model, seed=3, **settings)
-        torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        for _ in range(3):
-            p.step(optimizer)
-        assert optimizer.steps == 3
-        weights, state = copy.deepcopy(p.model.state_dict()), copy.deepcopy(optimizer.state_dict())
-        for _ in range(2):
-            p.step(optimizer)
-        q = dense()
-        again = method(wrapped(q.model), q.model, seed=4, **settings)
-        q.model.load_state_dict(weights)
-        again.load_state_dict(state)
-        for _ in range(2):
-            q.step(again)
-        assert_same(p.weights, q.weights)
+    p, q = dense(), dense()
+    optimizer, again = (LookSAM(wrapped(t.model), t.model, k=2) for t in (p, q))
+    torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    for _ in range(3):
+        p.step(optimizer)
+    assert optimizer.steps == 3
+    q.model.load_state_dict(copy.deepcopy(p.model.state_dict()))
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(2):
+        assert p.step(optimizer) == q.step(again)
+    assert_same(p.weights, q.weights)
 
 
 def test_a_bases_own_train_and_eval_are_reached_where_a_trainer_asks_for_them():
@@ -196,10 +155,9 @@ def test_a_bases_own_train_and_eval_are_reached_where_a_trainer_asks_for_them():
     optimizer = SAM(schedule_free(torch.optim.SGD(p.model.parameters(), lr=0.05, momentum=0.9)), p.model)
     for _ in range(3):
         p.step(optimizer)
-    trained_at = copy.deepcopy(p.model.state_dict())
+    trained_at = p.weights
     optimizer.eval()
-    assert any(not torch.equal(trained_at[name], value) for name, value in p.model.state_dict().items())
+    assert not all(map(torch.equal, p.weights, trained_at))
     optimizer.train()
-    for name, value in p.model.state_dict().items():
-        torch.testing.assert_close(value, trained_at[name])
+    assert_same(p.weights, trained_at, 1e-6)  # float32: there and back by an interpolation
     assert not hasattr(SAM(torch.optim.SGD(p.model.parameters(), lr=0.05), p.model), "eval")

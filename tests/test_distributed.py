@@ -1,7 +1,7 @@
 """Two ranks: does a step on replicas (DistributedDataParallel) or on shards (fully_shard) mean what it means alone?
 
 And does a checkpoint go on as if nothing had happened, on as many ranks, on fewer, laid out anew? One pair of
-processes runs every case and saves what it saw; the tests read it.
+processes runs what the tests send it: ``both(function, ...)`` is ``function(rank, ...)`` on each of them.
 """
 
 import copy
@@ -12,10 +12,9 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import EVERY_ROW
+from conftest import EVERY_ROW, FLOWS
 from counting import Counting
 from torch import nn
-from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -29,23 +28,20 @@ from torch.nn.parallel import DistributedDataParallel
 from two_ranks import (
     BATCH,
     RANKS,
+    TwoRanks,
     adamw,
     assert_near,
     assert_same,
     batch_of,
-    closures_of,
     distance,
-    esam_by_hand,
     joined,
     losses_of,
     mlp,
     needs_gloo,
-    on_two_ranks,
     sgd,
     take_step,
     train,
     whole_weights,
-    why_refused,
 )
 
 from esam import METHODS, SAM
@@ -60,23 +56,28 @@ RHO = 0.2
 CUTS = (0, 3, 4, BATCH)
 UNLIKE = ((0, 2, BATCH), (0, 1, 3, 5))
 """Micro-batches that differ between the ranks in size and number: 8 samples in two, 5 in three."""
-UNEVEN = (3, 5)
-"""How many batches each rank has under ``join()``."""
+BOTH_WAYS = ("rank", "global")
 
 ROWS = {
     **EVERY_ROW,
     "looksam": functools.partial(METHODS["looksam"], k=2),
     "sam, m": functools.partial(METHODS["sam"], m=3),
-    "esam, m": functools.partial(METHODS["esam"], m=3),
     "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
     "sam, rho 0": METHODS["sam"],
 }
-JOINED = ("sam", "asam", "looksam", "esam-swp", "esam-swp, suffix")
-"""Methods whose step, with one eps for all ranks, is that of one process on all samples."""
-FLOWS = ("base", "sam", "looksam", "esam", "slicesam")
-"""One method for each way that a step can go."""
 SAVED = {"sam": sgd, "looksam": sgd, "esam-swp": sgd, "esam-random": adamw}
 """Methods and bases that are saved on two ranks."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def both(folder):
+    with TwoRanks(folder, fork=True) as ranks:
+        yield ranks
 
 
 def built(name, model, base=sgd, *, seed=3, **settings):
@@ -84,9 +85,6 @@ def built(name, model, base=sgd, *, seed=3, **settings):
     wanted = {"rho": 0.0 if "rho 0" in name else RHO, **settings}
     options = METHODS[name.split(",")[0]].options()
     return ROWS[name](base(model), model, seed=seed, **{k: v for k, v in wanted.items() if k in options})
-
-
-# What runs on each rank -----------------------------------------------------------------------------------------------
 
 
 def replicas(build=mlp, **options):
@@ -107,6 +105,7 @@ def mesh_of(shape):
 
 
 def trained(rank, name, layout=replicas, *, base=sgd, cuts=None, phases=False, prepare=None, options=None, **settings):
+    """Return the weights after some steps."""
     model = layout(**(options or {}))
     optimizer = built(name, model, base, seed=3 + rank, **settings)  # each rank with a seed of its own: as rank 0's
     if prepare is not None:
@@ -118,273 +117,114 @@ def trained(rank, name, layout=replicas, *, base=sgd, cuts=None, phases=False, p
     return whole_weights(model)
 
 
-def at_every_step(rank, name, *, phases=False, **settings):
-    """Return weights, and all that the optimizer remembers, after every step on batches that the ranks have unlike."""
-    model = replicas()
-    optimizer = built(name, model, seed=3 + rank, **settings)
-    seen = []
+# What must hold of replicas and shards --------------------------------------------------------------------------------
+
+
+@functools.cache
+def in_one_process(name, base=sgd, batch=joined, build=mlp):
+    model = build()
+    return train(model, built(name, model, base), batch, STEPS)
+
+
+@pytest.mark.parametrize("name", ["base", "sam", "asam", "looksam", "esam-swp", "esam-swp, suffix"])
+def test_one_eps_for_all_ranks_makes_the_step_of_one_process_on_all_their_samples(both, name):
+    for layout in (replicas, shards):
+        whole = both(trained, name, layout, perturbation="global")
+        cut = both(trained, name, layout, base=adamw, cuts=CUTS, phases=True, perturbation="global")
+        assert_near(in_one_process(name), *whole)
+        assert_near(in_one_process(name, adamw), *cut)
+
+
+def test_replicas_perturb_by_their_own_gradients_and_average_the_second_ones(both):
+    """ESAM's, where the ranks draw and select too, are among the golden curves."""
+    model = mlp()
+    base, weights = sgd(model), list(model.parameters())
     for step in STEPS:
-        cuts = UNLIKE[rank]
-        take_step(optimizer, closures_of(model, *batch_of(rank, step, cuts[-1]), cuts), phases)
-        saved = optimizer.state_dict()
-        remembered = [v for own in saved["state"].values() for v in own.values()]
-        remembered += [v for v in saved["param_groups"][0].values() if isinstance(v, torch.Tensor)]
-        seen.append(whole_weights(model) + [p.grad.clone() for p in model.parameters()] + remembered)
-    return seen
+        batches = [functools.partial(losses_of, model, *batch_of(rank, step)) for rank in range(RANKS)]
+        each = [reference.sam(losses, weights, RHO) for losses in batches]
+        for w, *gradients in zip(weights, *each, strict=True):
+            w.grad = sum(gradients) / RANKS
+        base.step()
+    assert_near(whole_weights(model), *both(trained, "sam"), *both(trained, "sam", cuts=CUTS))
+    assert distance(whole_weights(model), in_one_process("sam")) > 1e-4
 
 
-def counted(rank, name, *, phases=False, **settings):
-    """Return, step by step, how many numbers each sum over the ranks was of."""
-    model = replicas()
-    optimizer, seen = built(name, model, **settings), []
-    for step in STEPS:
-        with Counting() as counting:
-            take_step(optimizer, closures_of(model, *batch_of(rank, step), CUTS), phases)
-        seen.append([size // 8 for kind, size in counting.sizes if kind == "sum"])
-    return seen
+def selected(rank, layout):
+    """Return how many samples each pass of a step by three micro-batches ran."""
+    model = layout()
+    optimizer, ran = built("esam", model), []
+    model.register_forward_pre_hook(lambda _, inputs: ran.append(len(inputs[0])))
+    take_step(model, optimizer, *batch_of(rank, 0), CUTS)
+    return ran
 
 
-class Heads(nn.Module):
-    """A trunk, and three heads; a sample's last feature names the one that it uses, and nobody uses the third."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.trunk = nn.Linear(4, 6)
-        self.heads = nn.ModuleList([nn.Linear(6, 3) for _ in range(3)])
-        self.double()
-
-    def forward(self, x):
-        outputs = torch.tanh(self.trunk(x[:, :4]))
-        owners = x[:, 4].long()
-        return torch.cat([self.heads[owner](outputs[owners == owner]) for owner in owners.unique().tolist()])
+def test_samples_are_selected_over_all_micro_batches_of_a_rank_and_with_shards_within_each(both):
+    """Every rank must run as many passes as the others, where they exchange shards."""
+    for ran in both(selected, shards):
+        assert ran == [3, 1, 4, 3, 1, 4, 2, 1, 2]  # at theta, to rank them, those with the highest rise
+    for ran in both(selected, replicas):
+        assert ran[:6] == [3, 1, 4, 3, 1, 4] and sum(ran[6:]) == 4
 
 
-def by_rank(rank, step):
-    return rank
-
-
-def by_step(rank, step):  # with shards, every rank must run the same layers
-    return step % 2
-
-
-def owned_batch(owner, rank, step):
-    x, y = batch_of(rank, step)
-    return torch.cat([x, torch.full((len(x), 1), float(owner(rank, step)), dtype=x.dtype)], 1), y
-
-
-def owned_joined(owner, step):
-    parts = zip(*(owned_batch(owner, rank, step) for rank in range(RANKS)), strict=True)
-    return tuple(torch.cat(part) for part in parts)
-
-
-def with_heads(rank, name, layout, owner, *, phases=False, options=None, **settings):
-    model = layout(Heads, **(options or {}))
-    optimizer = built(name, model, seed=3 + rank, **settings)
-    weights = train(model, optimizer, functools.partial(owned_batch, owner, rank), STEPS, phases=phases)
-    return weights, [p.grad is None for p in model.parameters()]
-
-
-class Statistics(nn.Module):
-    """Normalises its inputs, so its running mean is known by heart; a buffer that a forward replaces."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
-        self.register_buffer("seen", torch.zeros(()))
-        self.double()
-
-    def forward(self, x):
-        self.seen = self.seen + x.sum()
-        return self.out(self.norm(x))
-
-
-def buffers(rank, name, *, phases, follow=True):
-    model = replicas(Statistics)
-    model.broadcast_buffers = follow
-    train(model, built(name, model), functools.partial(batch_of, rank), STEPS, phases=phases)
-    return [model.module.norm.running_mean.clone(), model.module.seen.clone()]
-
-
-def overflow(rank, layout, name, where, **settings):
+def overflow(rank, layout, name, where, way):
     """Overflow in the first pass of rank 0 or the second of rank 1, then take a good step."""
     model = layout()
-    optimizer = built(name, model, **settings)
-    (good,) = closures_of(model, *batch_of(rank, 0))
-    passes = []
+    optimizer, passes = built(name, model, perturbation=way), []
 
-    def closure(keep):
-        passes.extend([keep] * torch.is_grad_enabled())  # not while ranking
+    def loss_of(x, y):
+        passes.extend([x] * torch.is_grad_enabled())  # not while ranking
         broken = torch.is_grad_enabled() and (len(passes), rank) == {"first": (1, 0), "second": (2, 1)}[where]
-        return good(keep) * (torch.inf if broken else 1)
+        return losses_of(model, x, y) * (torch.inf if broken else 1)
 
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     before = whole_weights(model)
-    optimizer.step(closure, scaler=scaler)
+    optimizer.step(loss_of, *batch_of(rank, 0), scaler=scaler)
     scaler.update()
     assert_same(before, whole_weights(model))
     scale = scaler.get_scale()
-    optimizer.step(good, scaler=scaler)
+    optimizer.step(loss_of, *batch_of(rank, 0), scaler=scaler)
+    assert distance(before, whole_weights(model)) > 1e-4
     return scale, whole_weights(model)
+
+
+def test_an_overflow_on_one_rank_skips_the_step_on_both(both):
+    for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), BOTH_WAYS):
+        one, other = both(overflow, replicas, name, where, way)
+        assert one[0] == 512.0
+        assert_same(one, other)
+    assert [scale for scale, _ in both(overflow, shards, "sam", "first", "global")] == [512.0, 512.0]
 
 
 def after_an_error(rank, layout, name, which, place):
     """Fail on every rank in the first or second pass; then train."""
     model = layout()
-    optimizer = built(name, model)
-    (good,) = closures_of(model, *batch_of(rank, 0))
-    passes, hooks = [], []
+    optimizer, passes, hooks = built(name, model), [], []
 
     def fail(*_):
         raise KeyboardInterrupt
 
-    def closure(keep):
-        passes.extend([keep] * torch.is_grad_enabled())
-        if len(passes) < which or not torch.is_grad_enabled():
-            return good(keep)
-        if place == "in the forward":
-            hooks.append(model[2].register_forward_pre_hook(fail))
-        elif place == "in the backward":
-            hooks.append(model[3].register_full_backward_hook(fail))
-        losses = good(keep)
-        return fail() if place == "between them" else losses
+    def loss_of(x, y):
+        passes.extend([x] * torch.is_grad_enabled())
+        if len(passes) >= which and torch.is_grad_enabled():
+            if place == "in the forward":
+                hooks.append(model[2].register_forward_pre_hook(fail))
+            elif place == "in the backward":
+                hooks.append(model[3].register_full_backward_hook(fail))
+        losses = losses_of(model, x, y)
+        return fail() if len(passes) >= which and place == "between them" else losses
 
-    try:
-        optimizer.step(closure)
-    except KeyboardInterrupt:
-        for hook in hooks:
-            hook.remove()
-        return train(model, optimizer, functools.partial(batch_of, rank), STEPS)
-    raise AssertionError("no interrupt")
+    with pytest.raises(KeyboardInterrupt):
+        optimizer.step(loss_of, *batch_of(rank, 0))
+    for hook in hooks:
+        hook.remove()
+    return train(model, optimizer, functools.partial(batch_of, rank), STEPS)
 
 
-def uneven(rank, name):
-    """Train under DDP's ``join()``, where rank 0 runs out first; return the weights, or why that is refused."""
-    model = replicas()
-    optimizer = built(name, model)
-    with model.join():
-        try:
-            for step in range(UNEVEN[rank]):
-                optimizer.step(functools.partial(losses_of, model), *batch_of(rank, step))
-        except ValueError as error:
-            return str(error)
-    return whole_weights(model)
-
-
-def averaged_weights(rank, method=None):
-    """Train with torch's PostLocalSGDOptimizer: each rank by its own gradients, weights averaged every other step."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # importing it, torch uses what it deprecates
-        from torch.distributed.optim import PostLocalSGDOptimizer
-    model = mlp()
-    base = PostLocalSGDOptimizer(sgd(model), PeriodicModelAverager(period=2))
-    optimizer = base if method is None else method(base, model)
-    seen = []
-    for step in STEPS:
-        x, y = batch_of(rank, step)
-        if method is not None:
-            optimizer.step(functools.partial(losses_of, model), x, y)
-        else:
-            base.zero_grad()
-            losses_of(model, x, y).mean().backward()
-            base.step()
-        seen.append(whole_weights(model))
-    optimizer.load_state_dict(optimizer.state_dict())
-    return seen
-
-
-def compiled(rank):
-    model = replicas()
-    outer = torch.compile(model, backend="eager")
-    with torch.compiler.set_stance("force_eager"):  # what is asked is who exchanges gradients
-        return train(outer, SAM(sgd(model), outer, rho=RHO), functools.partial(batch_of, rank), STEPS)
-
-
-def restored(rank, name):
-    """Return shards and losses before a step, and when its gradient is there but the base has not stepped."""
-    model = shards()
-    optimizer = built(name, model)
-    batch = batch_of(rank, 0)
-    train(model, optimizer, functools.partial(batch_of, rank), STEPS)
-    seen = []
-    first = functools.partial(optimizer.accumulate, functools.partial(losses_of, model), *batch)
-    for move in (lambda: None, first, optimizer.gradient):
-        move()
-        with torch.no_grad():
-            shards_now = [p.to_local().clone() for p in optimizer.param_groups[0]["params"]]
-            seen.append([*shards_now, losses_of(model, *batch)])
-    return seen
-
-
-def newly_built(model):
-    """Give the model other weights: what it needs must come from the checkpoint."""
-    with torch.no_grad():
-        for p in model.parameters():
-            p.fill_(0.5)
-    return model
-
-
-def state_of(model, optimizer, options=None):
-    return {
-        "model": get_model_state_dict(model, options=options),
-        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
-    }
-
-
-def load(model, optimizer, state, options=None):
-    set_model_state_dict(model, state["model"], options=options)
-    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
-
-
-def read(model, optimizer, folder, alone=False):
-    state = state_of(model, optimizer)
-    dcp.load(state, checkpoint_id=folder, no_dist=alone)
-    load(model, optimizer, state)
-
-
-def saved_and_continued(rank, folder, name, layout):
-    """Return where the undisturbed run ends, and one that a new model continues from the folder, in either layout."""
-    batch = functools.partial(batch_of, rank)
-    model = layout()
-    optimizer = built(name, model, SAVED[name], perturbation="global")
-    train(model, optimizer, batch, BEFORE)
-    dcp.save(state_of(model, optimizer), checkpoint_id=folder)
-    seen = {"undisturbed": train(model, optimizer, batch, AFTER)}
-    for other in (replicas, shards):
-        model = newly_built(other())
-        optimizer = built(name, model, SAVED[name], seed=17, perturbation="global")
-        read(model, optimizer, folder)
-        seen[other] = train(model, optimizer, batch, AFTER)
-    return seen
-
-
-def by_rank_0(rank, name):
-    """Gather the whole state on rank 0, and let it give each rank its part."""
-    batch = functools.partial(batch_of, rank)
-    model = shards()
-    optimizer = built(name, model, SAVED[name])
-    train(model, optimizer, batch, BEFORE)
-    state = copy.deepcopy(state_of(model, optimizer, StateDictOptions(full_state_dict=True, cpu_offload=True)))
-    undisturbed = train(model, optimizer, batch, AFTER)
-    model = newly_built(shards())
-    optimizer = built(name, model, SAVED[name], seed=17)
-    load(model, optimizer, state, StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
-    return undisturbed, train(model, optimizer, batch, AFTER)
-
-
-def evaluated(model, rank):
-    """Run a forward pass alone: the whole weights of the root stay gathered."""
-    with torch.no_grad():
-        model(batch_of(rank, 0)[0])
-
-
-def frozen(model, rank):
-    model[0].bias.requires_grad_(False)
-
-
-def never_resharded(model, rank):
-    model.set_reshard_after_backward(False)
+def test_an_error_in_any_pass_leaves_no_trace(both):
+    for name in ("sam", "looksam", "esam"):
+        assert_same(*both(trained, name), *both(after_an_error, replicas, name, 2, "between them"))
+    for which, place in itertools.product((1, 2), ("in the forward", "between them", "in the backward")):
+        assert_same(*both(trained, "sam", shards), *both(after_an_error, shards, "sam", which, place))
 
 
 def sharded_in_part():
@@ -421,204 +261,104 @@ REFUSED = {
 """How a model is built, and its optimizer, and a word of why not."""
 
 
-def refused(rank, build, wrap):
+def refused(rank, name):
+    build, wrap, words = REFUSED[name]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own advice on the flag
         model = build()
     before = whole_weights(model)
-
-    def step():
-        optimizer = wrap(model)
-        run = model if optimizer.model is getattr(model, "module", None) else optimizer.model
-        optimizer.step(closures_of(run, *batch_of(rank, 0)))
-
-    reason = why_refused(step)
+    with pytest.raises(ValueError, match=words):
+        wrap(model).step(functools.partial(losses_of, model), *batch_of(rank, 0))
     assert_same(before, whole_weights(model))
-    return reason
 
 
-BOTH = ("rank", "global")
-ERRORS = tuple(itertools.product((1, 2), ("in the forward", "between them", "in the backward")))
-
-
-def cases(rank, folder):
-    """Yield what one pair of processes runs."""
-
-    def case(function, *arguments, **settings):
-        return functools.partial(function, rank, *arguments, **settings)
-
-    for name, layout in itertools.product(("base", *JOINED), (replicas, shards)):
-        yield ("joined", name, layout), case(trained, name, layout, perturbation="global")
-        cut = {"base": adamw, "cuts": CUTS, "phases": True, "perturbation": "global"}
-        yield ("joined, cut", name, layout), case(trained, name, layout, **cut)
-    for name, way in itertools.product(("esam", "esam-sds", "esam-swp", "sam"), BOTH):
-        yield ("hand", name, way), case(trained, name, perturbation=way)
-        yield ("hand, cut", name, way), case(trained, name, cuts=CUTS, perturbation=way)
-    for name in ("esam", "esam-sds"):
-        yield ("hand", name, shards), case(trained, name, shards)
-        yield ("hand, cut", name, shards), case(trained, name, shards, cuts=CUTS)
-    for name in ROWS:
-        yield ("steps", name), case(at_every_step, name)
-        if not name.startswith("base") and ", m" not in name:
-            yield ("steps, global", name), case(at_every_step, name, perturbation="global")
-        yield ("join", name), case(uneven, name)
-        yield ("restored", name), case(restored, name)
-    for name in FLOWS:
-        yield ("phases", name), case(at_every_step, name, phases=True)
-        yield ("plain", name), case(trained, name)
-        yield ("bucket views", name), case(trained, name, options={"gradient_as_bucket_view": True})
-        if name != "slicesam":
-            yield ("error", name), case(after_an_error, replicas, name, 1 if name == "base" else 2, "between them")
-    for name, phases in itertools.product(("base", "sam", "looksam", "esam", "esam-random"), (False, True)):
-        yield ("counted", name, phases), case(counted, name, phases=phases)
-    yield ("counted", "global"), case(counted, "sam", perturbation="global")
-    yield ("counted", "swp, global"), case(counted, "esam-swp", perturbation="global")
-    unused = {"options": {"find_unused_parameters": True}}
-    for name, way in itertools.product(("sam", "looksam", "esam-swp"), BOTH):
-        yield ("heads", name, way), case(with_heads, name, replicas, by_rank, perturbation=way, **unused)
-    yield ("heads", "esam-swp", shards), case(with_heads, "esam-swp", shards, by_step)
-    for name, phases in itertools.product(("base", "sam", "esam"), (False, True)):
-        yield ("buffers", name, phases), case(buffers, name, phases=phases)
-    yield "buffers apart", case(buffers, "sam", phases=False, follow=False)
-    for name, where, way in itertools.product(("sam", "looksam", "esam"), ("first", "second"), BOTH):
-        yield ("overflow", name, where, way), case(overflow, replicas, name, where, perturbation=way)
-    yield ("overflow", "sam", "first", shards), case(overflow, shards, "sam", "first")
-    yield ("averaged", "alone"), case(averaged_weights)
-    yield ("averaged", "rho 0"), case(averaged_weights, functools.partial(SAM, rho=0.0))
-    yield ("averaged", "sam"), case(averaged_weights, SAM)
-    yield "compiled", case(compiled)
-    for name, shape in itertools.product(("sam", "looksam", "esam"), ((1, RANKS), (RANKS, 1))):
-        yield ("mesh", name, shape), case(trained, name, shards, options={"shape": shape})
-    for name in ("sam", "looksam", "esam", "esam-swp, suffix"):
-        yield ("shards", name), case(trained, name, shards)
-        yield ("evaluated", name), case(trained, name, shards, prepare=evaluated)
-        yield ("not resharded", name), case(trained, name, shards, prepare=never_resharded)
-        yield ("resharded early", name), case(trained, name, shards, options={"reshard_after_forward": True})
-    yield "frozen", case(trained, "looksam", shards, prepare=frozen)
-    for which, place in ERRORS:
-        yield ("error", which, place), case(after_an_error, shards, "sam", which, place)
-    for name, (build, wrap, _) in REFUSED.items():
-        yield ("refused", name), case(refused, build, wrap)
-    for name in SAVED:
-        for layout in (replicas, shards):
-            yield ("saved", name, layout), case(saved_and_continued, folder / f"{layout.__name__}-{name}", name, layout)
-        yield ("saved", name, "by rank 0"), case(by_rank_0, name)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("ranks")
-
-
-@pytest.fixture(scope="module")
-def ranks(folder):
-    return on_two_ranks(folder, functools.partial(cases, folder=folder), seconds=600)
-
-
-# What must hold of both -----------------------------------------------------------------------------------------------
-
-
-@functools.cache
-def in_one_process(name, base=sgd, batch=joined, build=mlp):
-    model = build()
-    return train(model, built(name, model, base), batch, STEPS)
-
-
-@functools.cache
-def by_hand(name, cuts=(0, BATCH), *, one_eps=True):
-    beta, gamma = {"sam": (1, 1), "esam-swp": (0.6, 1), "esam-sds": (1, 0.5), "esam": (0.6, 0.5)}[name]
-    return esam_by_hand(STEPS, rho=RHO, beta=beta, gamma=gamma, one_eps=one_eps, cuts=cuts)
-
-
-@pytest.mark.parametrize("name", ["base", *JOINED])
-def test_one_eps_for_all_ranks_makes_the_step_of_one_process_on_all_their_samples(ranks, name):
-    for seen, layout in itertools.product(ranks, (replicas, shards)):
-        assert_near(seen["joined", name, layout], in_one_process(name))
-        assert_near(seen["joined, cut", name, layout], in_one_process(name, adamw))
-
-
-@pytest.mark.parametrize("name", ["sam", "esam-swp", "esam-sds", "esam"])
-def test_the_ranks_share_or_own_eps_and_average_the_second_gradients_of_what_each_selects(ranks, name):
-    for way in BOTH:
-        expected = by_hand(name, one_eps=way == "global")
-        assert_near(ranks[0]["hand", name, way], expected)
-        assert_near(ranks[0]["hand, cut", name, way], expected)
-    assert distance(by_hand(name), by_hand(name, one_eps=False)) > 1e-4
-
-
-def test_with_shards_samples_are_selected_within_each_micro_batch_of_each_rank(ranks):
-    for seen, name in itertools.product(ranks, ("esam", "esam-sds")):
-        assert_near(seen["hand", name, shards], by_hand(name))
-        assert_near(seen["hand, cut", name, shards], by_hand(name, CUTS))
-        assert distance(by_hand(name), by_hand(name, CUTS)) > 1e-4
-
-
-def test_an_overflow_on_one_rank_skips_the_step_on_both(ranks):
-    found = [key for key in ranks[0] if key[0] == "overflow"]
-    assert len(found) == 13
-    for key in found:
-        (scale, weights), (other_scale, others) = (seen[key] for seen in ranks)
-        assert scale == other_scale == 512.0, key
-        assert_same(weights, others)
-        assert distance(weights, whole_weights(mlp())) > 1e-4  # the good step after it
-
-
-def test_an_error_in_any_pass_leaves_no_trace(ranks):
-    for seen in ranks:
-        for name in ("base", "sam", "looksam", "esam"):
-            assert_same(seen["error", name], seen["plain", name])
-        for which, place in ERRORS:
-            assert_same(seen["error", which, place], seen["shards", "sam"])
-
-
-def test_what_cannot_work_is_refused(ranks):
-    for seen, (name, (_, _, words)) in itertools.product(ranks, REFUSED.items()):
-        assert words in seen["refused", name], name
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_work_is_refused(both, name):
+    both(refused, name)
 
 
 # Replicas -------------------------------------------------------------------------------------------------------------
 
 
+def at_every_step(rank, name, **settings):
+    """Return weights, and all that the optimizer remembers, after every step on batches that the ranks have unlike."""
+    model = replicas()
+    optimizer, cuts, seen = built(name, model, seed=3 + rank, **settings), UNLIKE[rank], []
+    for step in STEPS:
+        take_step(model, optimizer, *batch_of(rank, step, cuts[-1]), cuts)
+        saved = copy.deepcopy(optimizer.state_dict())
+        seen.append([whole_weights(model), [p.grad.clone() for p in model.parameters()], saved])
+    return seen
+
+
 @pytest.mark.parametrize("name", ROWS)
-def test_weights_gradients_generator_and_memory_agree_after_every_step_though_batches_do_not(ranks, name):
-    for case in (("steps", name), *(c for c in (("phases", name), ("steps, global", name)) if c in ranks[0])):
-        for one, other in zip(ranks[0][case], ranks[1][case], strict=True):
-            assert_same(one, other)
+def test_weights_gradients_generator_and_memory_agree_after_every_step_though_batches_do_not(both, name):
+    assert_same(*both(at_every_step, name))
+    if not name.startswith("base") and ", m" not in name:
+        assert_same(*both(at_every_step, name, perturbation="global"))
 
 
 @pytest.mark.parametrize("name", FLOWS)
-def test_three_phases_and_gradients_that_are_views_of_buckets_make_the_step_of_one_call(ranks, name):
-    for at_once, in_phases in zip(ranks[0]["steps", name], ranks[0]["phases", name], strict=True):
-        assert_near(at_once, in_phases)
-    assert_same(ranks[0]["plain", name], ranks[0]["bucket views", name])
+def test_gradients_that_are_views_of_buckets_make_the_same_steps(both, name):
+    assert_same(*both(trained, name), *both(trained, name, options={"gradient_as_bucket_view": True}))
 
 
-WEIGHTS, TENSORS = sum(p.numel() for p in mlp().parameters()), len(list(mlp().parameters()))
+def counted(rank, name, phases):
+    """Return, step by step, how many numbers each sum over the ranks was of."""
+    model = replicas()
+    optimizer, seen = built(name, model), []
+    for step in STEPS:
+        with Counting() as counting:
+            take_step(model, optimizer, *batch_of(rank, step), CUTS, phases)
+        seen.append([size // 8 for kind, size in counting.sizes if kind == "sum"])
+    return seen
 
 
-def test_a_step_of_three_micro_batches_exchanges_gradients_once_and_what_a_method_needs_besides(ranks):
-    for seen in ranks:
-        assert seen["counted", "base", False] == seen["counted", "sam", False] == [[WEIGHTS]] * len(STEPS)
-        assert seen["counted", "sam", True] == [[WEIGHTS]] * len(STEPS)
-        # no backward knows that it is the last, so the sum is exchanged when it is asked for
-        assert seen["counted", "base", True] == [[TENSORS, WEIGHTS]] * len(STEPS)
-        # one eps for all ranks, and the whole gradient that LookSAM reuses
-        assert seen["counted", "global"] == [[TENSORS, WEIGHTS, WEIGHTS]] * len(STEPS)
-        assert seen["counted", "looksam", False] == [[TENSORS, WEIGHTS, WEIGHTS], [WEIGHTS]] * 2
-        # what ESAM remembers: two numbers a tensor
-        for name, phases in itertools.product(("esam", "esam-random"), (False, True)):
-            first, *later = seen["counted", name, phases]
-            assert sorted(first) == [2 * TENSORS, WEIGHTS]
-            assert all(len(sums) == 2 and min(sums) <= 2 * TENSORS and max(sums) == WEIGHTS for sums in later)
-        drawn = [sums[1] for sums in seen["counted", "swp, global"]]
-        assert drawn[0] == WEIGHTS > min(drawn)  # their norms are not known yet; then the drawn tensors' alone
+def test_a_step_of_three_micro_batches_exchanges_gradients_once(both):
+    """What methods exchange besides is counted in test_ranks.py."""
+    weights, tensors = sum(p.numel() for p in mlp().parameters()), len(list(mlp().parameters()))
+    for name, phases in itertools.product(("base", "sam"), (False, True)):
+        # no backward knows that it is the last where the base steps alone: the sum is exchanged when it is asked for
+        sums = [tensors, weights] if name == "base" and phases else [weights]
+        assert both(counted, name, phases) == [[sums] * len(STEPS)] * RANKS
 
 
-def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(ranks):
+class Heads(nn.Module):
+    """A trunk, and three heads; a sample's last feature names the one that it uses, and nobody uses the third."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.trunk = nn.Linear(4, 6)
+        self.heads = nn.ModuleList([nn.Linear(6, 3) for _ in range(3)])
+        self.double()
+
+    def forward(self, x):
+        outputs = torch.tanh(self.trunk(x[:, :4]))
+        owners = x[:, 4].long()
+        return torch.cat([self.heads[owner](outputs[owners == owner]) for owner in owners.unique().tolist()])
+
+
+def owned(rank, step):
+    x, y = batch_of(rank, step)
+    return torch.cat([x, torch.full((len(x), 1), float(rank), dtype=x.dtype)], 1), y
+
+
+def all_owned(step):
+    return joined(step, owned)
+
+
+def with_heads(rank, name, way):
+    model = replicas(Heads, find_unused_parameters=True)
+    optimizer = built(name, model, seed=3 + rank, perturbation=way)
+    return train(model, optimizer, functools.partial(owned, rank), STEPS), [p.grad is None for p in model.parameters()]
+
+
+def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(both):
     for name in ("sam", "looksam", "esam-swp"):
-        alone = in_one_process(name, batch=functools.partial(owned_joined, by_rank), build=Heads)
-        for way in BOTH:
-            (weights, without), (others, _) = (seen["heads", name, way] for seen in ranks)
+        alone = in_one_process(name, batch=all_owned, build=Heads)
+        for way in BOTH_WAYS:
+            (weights, without), (others, _) = both(with_heads, name, way)
             assert_same(weights, others)
             assert without == [False] * 6 + [True] * 2  # trunk, two heads; the third
             assert_same(weights[-2:], alone[-2:])  # not even weight decay
@@ -626,11 +366,26 @@ def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(ranks)
         assert_near(weights, alone)
 
 
-def test_buffers_are_moved_by_the_first_pass_of_rank_0_or_of_each_rank_as_the_user_wants_it(ranks):
-    for rank, seen in enumerate(ranks):
-        for name, phases in itertools.product(("base", "sam", "esam"), (False, True)):
-            assert_near(seen["buffers", name, phases], buffers_by_hand(0))
-        assert_near(seen["buffers apart"], buffers_by_hand(rank))
+class Statistics(nn.Module):
+    """Normalises its inputs, so its running mean is known by heart; a buffer that a forward replaces."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.out = nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.register_buffer("seen", torch.zeros(()))
+        self.double()
+
+    def forward(self, x):
+        self.seen = self.seen + x.sum()
+        return self.out(self.norm(x))
+
+
+def buffers(rank, name, *, phases=False, follow=True):
+    model = replicas(Statistics)
+    model.broadcast_buffers = follow
+    train(model, built(name, model), functools.partial(batch_of, rank), STEPS, phases=phases)
+    return [model.module.norm.running_mean, model.module.seen]
 
 
 def buffers_by_hand(rank):
@@ -641,16 +396,45 @@ def buffers_by_hand(rank):
     return [mean, total]
 
 
-def test_a_compiled_replica_exchanges_gradients_too(ranks):
-    assert_same(ranks[0]["compiled"], ranks[1]["compiled"])
-    assert_near(ranks[0]["compiled"], ranks[0]["hand", "sam", "rank"])
+def test_buffers_are_moved_by_the_first_pass_of_rank_0_or_of_each_rank_as_the_user_wants_it(both):
+    for name, phases in itertools.product(("base", "sam", "esam"), (False, True)):
+        assert_near(buffers_by_hand(0), *both(buffers, name, phases=phases))
+    assert_near(both(buffers, "sam", follow=False), [buffers_by_hand(rank) for rank in range(RANKS)])
 
 
-def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_step(ranks):
+def compiled(rank):
+    model = replicas()
+    outer = torch.compile(model, backend="eager")
+    with torch.compiler.set_stance("force_eager"):  # what is asked is who exchanges gradients
+        return train(outer, SAM(sgd(model), outer, rho=RHO), functools.partial(batch_of, rank), STEPS)
+
+
+def test_a_compiled_replica_exchanges_gradients_too(both):
+    assert_same(*both(trained, "sam"), *both(compiled))
+
+
+UNEVEN = (3, 5)
+"""How many batches each rank has under ``join()``."""
+
+
+def uneven(rank, name):
+    """Train under DDP's ``join()``, where rank 0 runs out first; return the weights, or why that is refused."""
+    model = replicas()
+    optimizer = built(name, model)
+    with model.join():
+        try:
+            for step in range(UNEVEN[rank]):
+                optimizer.step(functools.partial(losses_of, model), *batch_of(rank, step))
+        except ValueError as error:
+            return str(error)
+    return whole_weights(model)
+
+
+def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_step(both):
     """Before: SliceSAM hung until the group's timeout, ESAM died in gloo."""
     refused = []
     for name in ROWS:
-        first, second = (seen["join", name] for seen in ranks)
+        first, second = both(uneven, name)
         if isinstance(first, str):
             assert "join()" in first and first == second
             refused.append(name)
@@ -658,93 +442,125 @@ def test_join_trains_on_uneven_batches_or_is_refused_on_every_rank_at_the_first_
             assert_same(first, second)
     assert {"esam", "looksam"} <= set(refused)  # they exchange numbers of their own in a step
     assert not {"base", "sam", "asam", "esam-sds", "slicesam", "msam"} & set(refused)
-    model = mlp()
-    base, weights = sgd(model), list(model.parameters())
-    for step in range(max(UNEVEN)):  # a rank that has run out adds nothing to the mean over both
-        batches = [batch_of(rank, step) for rank in range(RANKS) if step < UNEVEN[rank]]
-        each = [reference.sam(functools.partial(losses_of, model, *batch), weights, RHO) for batch in batches]
-        for w, *gradients in zip(weights, *each, strict=True):
-            w.grad = sum(gradients) / RANKS
-        base.step()
-    assert_near(ranks[0]["join", "sam"], whole_weights(model))
-
-
-def test_a_base_that_averages_weights_over_ranks_does_so(ranks):
-    for step in STEPS:
-        for seen in ranks:
-            assert_same(seen["averaged", "alone"][step], seen["averaged", "rho 0"][step])
-        one, other = (seen["averaged", "sam"][step] for seen in ranks)
-        assert (distance(one, other) == 0) == (step % 2 == 0)
 
 
 # Shards ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_shards_and_what_is_gathered_from_them_are_back_bit_for_bit_before_the_base_steps(ranks, name):
-    for seen in ranks:
-        before, in_between, after = seen["restored", name]
-        assert_same(before, in_between)
-        assert_same(before, after)
+def restored(rank):
+    """Return shards and losses before a step, and when its gradient is there but the base has not stepped."""
+    model = shards()
+    optimizer, batch, seen = built("esam", model), batch_of(rank, 0), []
+    train(model, optimizer, functools.partial(batch_of, rank), STEPS)
+    first = functools.partial(optimizer.accumulate, functools.partial(losses_of, model), *batch)
+    for move in (lambda: None, first, optimizer.gradient):
+        move()
+        with torch.no_grad():
+            shards_now = [p.to_local().clone() for p in optimizer.param_groups[0]["params"]]
+            seen.append([*shards_now, losses_of(model, *batch)])
+    return seen
+
+
+def test_shards_and_what_is_gathered_from_them_are_back_bit_for_bit_before_the_base_steps(both):
+    for seen in both(restored):
+        assert_same(*seen)
+
+
+def evaluated(model, rank):
+    """Run a forward pass alone: the whole weights of the root stay gathered."""
+    with torch.no_grad():
+        model(batch_of(rank, 0)[0])
+
+
+def frozen(model, rank):
+    model[0].bias.requires_grad_(False)
+
+
+def never_resharded(model, rank):
+    model.set_reshard_after_backward(False)
 
 
 @pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
-def test_replicas_of_shards_take_the_same_step(ranks, name):
-    expected = by_hand(name) if name == "esam" else in_one_process(name)
-    for seen, shape in itertools.product(ranks, ((1, RANKS), (RANKS, 1))):
-        assert_near(seen["mesh", name, shape], expected)
+def test_replicas_of_shards_and_weights_that_stay_gathered_make_the_same_steps(both, name):
+    plain = both(trained, name, shards)
+    for shape in ((1, RANKS), (RANKS, 1)):
+        assert_near(*plain, *both(trained, name, shards, options={"shape": shape}))
+    for how in ({"prepare": evaluated}, {"prepare": never_resharded}, {"options": {"reshard_after_forward": True}}):
+        assert_same(*plain, *both(trained, name, shards, **how))
 
 
-@pytest.mark.parametrize("name", ["sam", "looksam", "esam", "esam-swp, suffix"])
-def test_weights_that_stay_gathered_after_a_pass_are_never_used_again(ranks, name):
-    for seen, how in itertools.product(ranks, ("evaluated", "not resharded", "resharded early")):
-        assert_same(seen[how, name], seen["shards", name])
-
-
-def test_a_frozen_shard_stays_as_it_is_and_the_others_train_as_in_one_process(ranks):
+def test_a_frozen_shard_stays_as_it_is_and_the_others_train_as_in_one_process(both):
     model = mlp()
     frozen(model, 0)
     alone = train(model, built("looksam", model), joined, STEPS)
-    for seen in ranks:
-        assert_near(seen["frozen"], alone)
-    assert_same(alone[1:2], whole_weights(mlp())[1:2])
-
-
-def test_a_head_that_a_step_does_not_use_counts_as_zero_in_the_norm(ranks):
-    alone = in_one_process("esam-swp", batch=functools.partial(owned_joined, by_step), build=Heads)
-    for seen in ranks:
-        assert_near(seen["heads", "esam-swp", shards][0], alone)
+    assert_near(alone, *both(trained, "looksam", shards, prepare=frozen))
+    assert_same(alone[1], whole_weights(mlp())[1])
 
 
 # Checkpoints ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SAVED)
-def test_a_run_saved_on_two_ranks_continues_on_two(ranks, name):
-    for seen in ranks:
-        for layout, other in ((replicas, shards), (shards, replicas)):
-            run = seen["saved", name, layout]
-            assert_same(run[layout], run["undisturbed"])
-            assert_near(run[other], run["undisturbed"])
-        undisturbed, gathered_on_rank_0 = seen["saved", name, "by rank 0"]
-        assert_same(gathered_on_rank_0, undisturbed)
+def newly_built(model):
+    """Give the model other weights: what it needs must come from the checkpoint."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.fill_(0.5)
+    return model
+
+
+def state_of(model, optimizer, options=None):
+    return {
+        "model": get_model_state_dict(model, options=options),
+        "optimizer": get_optimizer_state_dict(model, optimizer, options=options),
+    }
+
+
+def load(model, optimizer, state, options=None):
+    set_model_state_dict(model, state["model"], options=options)
+    set_optimizer_state_dict(model, optimizer, state["optimizer"], options=options)
+
+
+def read(model, optimizer, folder, alone=False):
+    state = state_of(model, optimizer)
+    dcp.load(state, checkpoint_id=folder, no_dist=alone)
+    load(model, optimizer, state)
+
+
+def saved_and_continued(rank, folder, name, layout):
+    """Return where the undisturbed run ends, and those that new models continue: in either layout, and by rank 0."""
+    batch = functools.partial(batch_of, rank)
+    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    model = layout()
+    optimizer = built(name, model, SAVED[name], perturbation="global")
+    train(model, optimizer, batch, BEFORE)
+    dcp.save(state_of(model, optimizer), checkpoint_id=folder)
+    gathered = copy.deepcopy(state_of(model, optimizer, whole))
+    ends = {"undisturbed": train(model, optimizer, batch, AFTER)}
+    for way in (replicas, shards, "by rank 0"):
+        model = newly_built(shards() if way == "by rank 0" else way())
+        optimizer = built(name, model, SAVED[name], seed=17, perturbation="global")
+        if way == "by rank 0":
+            load(model, optimizer, gathered, StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+        else:
+            read(model, optimizer, folder)
+        ends[way] = train(model, optimizer, batch, AFTER)
+    return ends
 
 
 @pytest.mark.parametrize("layout", [replicas, shards])
-@pytest.mark.parametrize("name", ["sam", "looksam", "esam-swp"])  # a random half is drawn on each rank
-def test_a_run_saved_on_two_ranks_continues_on_one(ranks, folder, name, layout):
-    model = newly_built(mlp())
-    optimizer = built(name, model, seed=17)
-    read(model, optimizer, folder / f"{layout.__name__}-{name}", alone=True)
-    assert_near(train(model, optimizer, joined, AFTER), ranks[0]["saved", name, layout]["undisturbed"])
-
-
-def halfway(name, groups=None):
-    """Return a model and its optimizer after some steps in one process."""
-    model = mlp()
-    optimizer = built(name, model, sgd if groups is None else in_groups(groups))
-    train(model, optimizer, joined, BEFORE)
-    return model, optimizer
+@pytest.mark.parametrize("name", SAVED)
+def test_a_run_saved_on_two_ranks_continues_on_two_and_on_one(both, folder, name, layout):
+    place = folder / f"{layout.__name__}-{name}"
+    for ends in both(saved_and_continued, place, name, layout):
+        assert_same(ends["undisturbed"], ends[layout])
+        assert_near(ends["undisturbed"], *ends.values())
+        if layout is shards:
+            assert_same(ends["undisturbed"], ends["by rank 0"])
+    if name != "esam-random":  # a random half is drawn on each rank
+        model = newly_built(mlp())
+        optimizer = built(name, model, seed=17)
+        read(model, optimizer, place, alone=True)
+        assert_near(ends["undisturbed"], train(model, optimizer, joined, AFTER))
 
 
 def in_groups(dims):
@@ -758,25 +574,25 @@ def in_groups(dims):
     return base
 
 
-@pytest.mark.parametrize("name", ["looksam", "esam-swp", "esam"])
+@pytest.mark.parametrize("name", ["looksam", "esam"])
 def test_memory_follows_the_names_where_the_groups_stand_in_another_order(name):
-    model, optimizer = halfway(name, (2, 1))
-    state = copy.deepcopy(state_of(model, optimizer))
-    other = newly_built(mlp())
-    continued = built(name, other, in_groups((1, 2)), seed=17)
-    load(other, continued, state)
+    model, other = mlp(), newly_built(mlp())
+    optimizer, continued = built(name, model, in_groups((2, 1))), built(name, other, in_groups((1, 2)), seed=17)
+    train(model, optimizer, joined, BEFORE)
+    load(other, continued, copy.deepcopy(state_of(model, optimizer)))
     # sums over tensors in another order round differently
     assert_near(train(other, continued, joined, AFTER), train(model, optimizer, joined, AFTER))
 
 
 @pytest.mark.parametrize("name", ["looksam", "esam-swp"])
-def test_a_state_of_the_base_alone_starts_with_fresh_memory_whatever_was_remembered(name):
-    model, optimizer = halfway(name)
+def test_a_state_of_the_base_alone_brings_the_momentum_and_starts_with_fresh_memory(name):
+    model, fresh_model = mlp(), mlp()
+    optimizer, fresh = built(name, model), built(name, fresh_model)
+    train(model, optimizer, joined, BEFORE)
     state, weights = copy.deepcopy((optimizer.base.state_dict(), model.state_dict()))
-    fresh_model = mlp()
-    fresh = built(name, fresh_model)
     fresh.generator.set_state(optimizer.generator.get_state())  # the stream of draws goes on where it was
     for m, o in ((model, optimizer), (fresh_model, fresh)):
         m.load_state_dict(weights)
         o.load_state_dict(copy.deepcopy(state))
+        assert_same(o.base.state_dict(), state)
     assert_same(train(model, optimizer, joined, AFTER), train(fresh_model, fresh, joined, AFTER))

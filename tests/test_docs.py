@@ -25,15 +25,10 @@ SPEC.loader.exec_module(tables)
 PAGES = tables.PAGES
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_pages_tables_are_what_make_docs_writes(page):
-    text = page.read_text()
-    assert tables.written(text) == text
-
-
-def test_every_table_is_on_a_page():
-    pages = "".join(page.read_text() for page in tables.PAGES)
-    assert [name for name in tables.BLOCKS if f"<!-- {name} -->" not in pages] == []
+def test_the_tables_of_the_pages_are_what_make_docs_writes_and_every_table_is_on_a_page():
+    pages = [page.read_text() for page in PAGES]
+    assert [tables.written(text) for text in pages] == pages
+    assert [name for name in tables.BLOCKS if f"<!-- {name} -->" not in "".join(pages)] == []
 
 
 # Printed code --------------------------------------------------------------------------------------------------------
@@ -93,12 +88,8 @@ def trained(script, net):
     """Return the parameters that a script of the page trains, with ``rho=0``."""
     torch.manual_seed(0)
     tokens = torch.Generator().manual_seed(1)
-    scope = loop_scope() | {
-        "SAM": SAM,
-        "accumulation": 2,
-        "autocast": nullcontext(),
-        "scaler": torch.amp.GradScaler("cpu"),
-    }
+    scope = loop_scope() | {"SAM": SAM, "accumulation": 2, "autocast": nullcontext()}
+    scope |= {"scaler": torch.amp.GradScaler("cpu")}
     scope |= {"get_batch": lambda: torch.randint(0, 16, (2, 4, 12), generator=tokens).unbind(0)}
     scope |= {"states": torch.randn(64, 6), "actions": torch.randint(0, 10, (64,)), "advantages": torch.randn(64)}
     scope |= {"old_logprob": torch.full((64,), -2.3), "returns": torch.randn(64)}
@@ -109,9 +100,7 @@ def trained(script, net):
 
 @pytest.mark.parametrize(("number", "net"), [(0, "mnist"), (1, "gpt"), (2, "agent")])
 def test_a_script_takes_the_same_steps_before_and_after_its_diff_where_rho_is_zero(number, net):
-    page = (ROOT / "docs" / "loops.md").read_text()
-    lines = re.findall(r"^```diff\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[number].splitlines()
-    before, after = ("\n".join(line[1:] for line in lines if line[:1] in ("", " ", side)) for side in "-+")
+    _, before, after = snippets.diffs("loops.md")[number]
     assert "backward()" in before and "backward()" not in after
     assert all(torch.equal(p, q) for p, q in zip(trained(before, net), trained(after, net), strict=True))
 
@@ -154,10 +143,9 @@ def test_everything_public_is_described():
     assert {*esam.__all__, *esam.analysis.__all__} - in_words <= shown
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_is_no_longer_than_a_readers_patience(page):
+def test_no_page_is_longer_than_a_readers_patience():
     limits = {"README.md": 9_500, "reproduce.md": 15_000}  # one line for each of the paper's claims
-    assert len(page.read_text()) <= limits.get(page.name, 10_000)
+    assert {page.name for page in PAGES if len(page.read_text()) > limits.get(page.name, 10_000)} == set()
 
 
 def test_the_summary_for_language_models_names_every_page():
@@ -168,34 +156,19 @@ def test_the_summary_for_language_models_names_every_page():
 # The site ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built as ``make site`` builds it."""
-    folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+def test_the_site_has_every_page_reachable_from_the_first_no_broken_link_and_asks_no_other_server(tmp_path):
+    """Built as ``make site`` does. It is strict: a link, an anchor, a picture or a name that is not there fails it."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert made.returncode == 0, made.stderr[-3000:]
-    return folder
-
-
-def test_the_site_has_every_page_every_picture_and_docstrings_with_no_broken_link(site):
-    """The build is strict: a link, an anchor, a picture or a name that is not there fails it."""
+    site = {page.stem: page.read_text() for page in tmp_path.glob("*.html")}
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
-    assert pages | {"changelog"} <= {page.stem for page in site.glob("*.html")}
-    api = (site / "api.html").read_text()
-    assert "Probability that a tensor is perturbed" in api  # a docstring
-    assert "&gt;&gt;&gt; " not in re.sub(r"<pre>.*?</pre>", "", api, flags=re.DOTALL)  # doctests are blocks of code
-
-
-def test_every_page_can_be_reached_from_the_first(site):
-    first = (site / "index.html").read_text()
-    assert {page.stem for page in (ROOT / "docs").glob("*.md")} <= set(re.findall(r'href="(\w+)\.html"', first))
-
-
-def test_the_site_asks_no_other_server_for_anything(site):
-    for page in site.glob("*.html"):
-        fetched = re.findall(r"<(?:script|img|iframe|source)[^>]* src=[\"']?(\w+:)?//", page.read_text())
-        fetched += re.findall(r"<link[^>]* href=[\"']?(\w+:)?//", page.read_text())
-        assert fetched == [], page.name
-    assert "https://" not in "".join(re.findall(r"@import[^;]*;|url\([^)]*\)", (site / "site.css").read_text()))
+    assert pages | {"changelog"} <= site.keys() and pages <= set(re.findall(r'href="(\w+)\.html"', site["index"]))
+    assert "Probability that a tensor is perturbed" in site["api"]  # a docstring
+    doctests = "&gt;&gt;&gt; "  # they are blocks of code
+    assert doctests not in re.sub(r"<pre>.*?</pre>", "", site["api"], flags=re.DOTALL)
+    for name, page in site.items():
+        assert re.findall(r"<(?:script|img|iframe|source)[^>]* src=[\"']?(?:\w+:)?//", page) == [], name
+        assert re.findall(r"<link[^>]* href=[\"']?(?:\w+:)?//", page) == [], name
+    assert "https://" not in "".join(re.findall(r"@import[^;]*;|url\([^)]*\)", (tmp_path / "site.css").read_text()))

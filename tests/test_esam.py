@@ -1,6 +1,6 @@
 """ESAM's two halves: which tensors are drawn (SWP) and which samples are kept (SDS), where it leads and at what price.
 
-That a step is Algorithm 1 is shown by its twins, in test_methods.py and test_properties.py.
+That a step is Algorithm 1 is shown by its twins, in test_methods.py and test_zoo.py.
 """
 
 import pytest
@@ -80,27 +80,33 @@ def test_gradients_of_tensors_not_drawn_are_never_computed():
         computed.clear()
 
 
-def test_a_suffix_lets_backward_stop_early():
-    torch.manual_seed(0)
-    layers = [nn.Linear(4, 4) for _ in range(6)]
-    model = nn.Sequential(*layers)
-    optimizer = ESAM(torch.optim.SGD(model.parameters(), lr=0.1), model, beta=0.3, gamma=1, mask="suffix", seed=0)
+def test_a_suffix_follows_the_depth_of_the_model_whatever_the_order_of_the_groups_and_stops_backward_early():
+    """Decay for matrices, none for biases: as every transformer is trained."""
+    drawn, passed = [], []
 
-    def loss_of(h):
-        for layer in layers:
-            h = layer(h)
-            h.register_hook(lambda _: passed.append(1))
-        return h.pow(2).sum(1)
+    def watch(layer, inputs, output):
+        output.register_hook(lambda _: passed.append(layer))
 
-    counts = []
-    x = torch.randn(5, 4)
-    for _ in range(40):
-        passed = []
-        optimizer.step(loss_of, x)
-        counts.append(len(passed) - 6)  # the second pass goes through all six
-    assert counts[0] == 6
-    assert min(counts) == 1
-    assert 1.2 < sum(counts[1:]) / 39 < 3.6  # 0.3 of 6 layers is 1.8, and the last is always there
+    for apart in (False, True):
+        p = problem()
+        for layer in p.model:
+            layer.register_forward_hook(
+                lambda layer, inputs, out: out.register_hook(lambda _: passed.append(1)) and None
+            )
+        weights = list(p.model.parameters())
+        groups = [{"params": [w for w in weights if w.dim() == d], "weight_decay": 0.1 * (d - 1)} for d in (2, 1)]
+        base = torch.optim.SGD(groups if apart else weights, lr=0.0)
+        optimizer = ESAM(base, p.model, mask="suffix", beta=0.5, gamma=1, seed=1)
+        masks = []
+        for eps in perturbations(p, optimizer, 40):
+            masks.append([bool(e.any()) for e in eps])
+            assert masks[-1] == sorted(masks[-1])  # a run to the output, in the order of the model
+            # of five layers, the first pass goes back to the earliest drawn, the second through all
+            assert len(passed) == 5 - 2 * (masks[-1].index(True) // 2) + 5
+            passed.clear()
+        drawn.append(masks)
+    assert drawn[0] == drawn[1]
+    assert 2 < sum(mask[0] for mask in drawn[1][1:]) < 19  # .27 of 39 steps, give or take three deviations
 
 
 def test_a_group_added_later_is_drawn_at_its_first_step():
@@ -112,25 +118,16 @@ def test_a_group_added_later_is_drawn_at_its_first_step():
     assert p.visited(optimizer, loss_of)[-1][0].any()  # a model's own parameters come before its layers'
 
 
-class Drawn:
-    """A mask that draws what it is told to; the first step takes every tensor, to learn its norm."""
-
-    picks = ()
-
-    def __call__(self, count, beta, generator):
-        return Mask(list(self.picks), [0.5] * count)
-
-
 def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing():
     """A branch of the model may rest in a batch; the step is then the base's own, on the kept samples."""
     torch.manual_seed(0)
     model = nn.ModuleDict({"unused": nn.Linear(4, 3), "used": nn.Linear(4, 3)}).double()
-    x = torch.randn(6, 4, dtype=torch.float64)
-    base = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer = ESAM(base, model, gamma=0.5, seed=0, mask=(mask := Drawn()))
+    x, kept = torch.randn(6, 4, dtype=torch.float64), []
+    base = torch.optim.SGD(model.parameters(), lr=0.0)
+    # the first step takes every tensor, to learn its norm
+    optimizer = ESAM(base, model, gamma=0.5, mask=lambda count, beta, generator: Mask([0, 1], [0.5] * count))
     optimizer.step(lambda x: (model["used"](x) + model["unused"](x)).square().sum(1), x)
-    mask.picks = (0, 1)
-    kept, theta = [], [p.detach().clone() for p in model.parameters()]
+    theta = [p.detach().clone() for p in model.parameters()]
 
     def closure(keep):
         kept.append(keep)
@@ -138,12 +135,9 @@ def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing():
         return model["used"](x[keep]).square().sum(1)
 
     optimizer.step(closure)
-    grads = [p.grad for p in model["used"].parameters()]
-    with torch.no_grad():
-        for p, t in zip(model.parameters(), theta, strict=True):
-            p.copy_(t)
     assert len(kept[-1]) == 3
-    assert_same(grads, torch.autograd.grad(closure(kept[-1]).mean(), list(model["used"].parameters())), 1e-12)
+    used = list(model["used"].parameters())
+    assert_same([p.grad for p in used], torch.autograd.grad(closure(kept[-1]).mean(), used), 1e-12)
     assert all(p.grad is None for p in model["unused"].parameters())
 
 

@@ -12,7 +12,7 @@ import json
 import golden
 import pytest
 import torch
-from two_ranks import needs_gloo, on_two_ranks
+from two_ranks import TwoRanks, needs_gloo
 
 from esam.train import Config, run
 
@@ -44,9 +44,10 @@ def test_every_method_trains_as_recorded(name):
 @needs_gloo
 @pytest.mark.slow
 def test_two_ranks_train_as_recorded(tmp_path):
-    for rank, seen in enumerate(on_two_ranks(tmp_path, golden.rank_cases)):
-        for case, _ in golden.rank_cases(rank):
-            assert distance(seen[case], recorded()[f"{case} rank {rank}"]) < TOLERANCE, (case, rank)
+    with TwoRanks(tmp_path, fork=True) as both:
+        for name, net in golden.RANK_CASES:
+            for rank, seen in enumerate(both(golden.rank_curve, name, net)):
+                assert distance(seen, recorded()[f"{name} {net} rank {rank}"]) < TOLERANCE, (name, net, rank)
 
 
 def test_one_rounding_stays_far_below_the_tolerance(monkeypatch):

@@ -14,14 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from old_sam import assert_close, batches, net, plain_steps
-from our_loop import assert_same
+from conftest import assert_same, normalised, problem, sgd
+from plain_loops import batches, net, plain_steps
 from torch import nn
 
 import esam
 from esam import MSAM, create_optimizer, list_methods
 from esam.compat import SAM
-from esam.factory import decay_groups
 
 ROOT = Path(__file__).parent.parent
 
@@ -39,55 +38,38 @@ def test_every_method_can_be_made_by_name_and_takes_a_step(name):
     assert [g["weight_decay"] for g in optimizer.param_groups] == [1e-2, 0.0]
 
 
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")  # of pytorch_optimizer
 def test_settings_go_where_they_belong_and_a_slip_is_named():
     model = net()
     optimizer = create_optimizer("esam", model, base="adam_w", lr=3e-3, betas=(0.8, 0.9), rho=0.2, gamma=0.7)
     assert (optimizer.rho, optimizer.gamma, optimizer.param_groups[0]["betas"]) == (0.2, 0.7, (0.8, 0.9))
     made = create_optimizer("sam", model, base=functools.partial(torch.optim.Adadelta, rho=0.8), rho=0.3)
     assert (made.rho, made.base.defaults["rho"]) == (0.3, 0.8)
-    for settings, said in [({"gama": 0.5}, "gama"), ({"base": "sdg"}, "sdg")]:
-        with pytest.raises(ValueError, match=said):
-            create_optimizer("esam", model, **{"lr": 0.1, **settings})
-    with pytest.raises(ValueError, match="slicesam"):
-        create_optimizer("slicedsam", model, lr=0.1)
-
-
-@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning", "ignore:.*:FutureWarning")  # of theirs
-def test_a_base_that_torch_has_not_is_looked_for_in_pytorch_optimizer():
     theirs = pytest.importorskip("pytorch_optimizer")
-    assert type(create_optimizer("sam", net(), base="AdamP", lr=0.1).base) is theirs.AdamP
-    with pytest.raises(ValueError, match="no base 'adamq'; torch has .*adamw"):
-        create_optimizer("sam", net(), base="adamq", lr=0.1)
+    assert type(create_optimizer("sam", model, base="AdamP", lr=0.1).base) is theirs.AdamP
+    slips = [("esam", {"gama": 0.5}, "gama"), ("slicedsam", {}, "slicesam")]
+    for method, settings, said in [*slips, ("esam", {"base": "adamq"}, "no base 'adamq'; torch has .*adamw")]:
+        with pytest.raises(ValueError, match=said):
+            create_optimizer(method, model, **{"lr": 0.1, **settings})
+    model[0].weight.requires_grad_(False)  # frozen: left out of the groups
+    assert [len(g["params"]) for g in create_optimizer("sam", model, lr=0.1, weight_decay=0.1).param_groups] == [1, 4]
 
 
 def test_hydra_makes_an_optimizer_from_a_configuration_file():
     hydra = pytest.importorskip("hydra.utils")
     from omegaconf import OmegaConf
 
-    written = """
-    _target_: esam.create_optimizer
-    method: sam
-    base: adamw
-    lr: 0.001
-    betas: [0.8, 0.9]
-    weight_decay: 0.1
-    rho: 0.2
-    """
-    made, model = hydra.instantiate(OmegaConf.create(written), model=net()), net()
-    assert (type(made.base), made.rho, made.param_groups[0]["lr"]) == (torch.optim.AdamW, 0.2, 0.001)
-    twin = create_optimizer("sam", model, base="adamw", lr=0.001, betas=(0.8, 0.9), weight_decay=0.1, rho=0.2)
+    settings = {"lr": 0.001, "betas": [0.8, 0.9], "weight_decay": 0.1, "rho": 0.2}
+    written = OmegaConf.create({"_target_": "esam.create_optimizer", "method": "sam", "base": "adamw", **settings})
+    made, model = hydra.instantiate(written, model=net()), net()
+    twin = create_optimizer("sam", model, base="adamw", **settings)
+    assert type(made.base) is torch.optim.AdamW
     for optimizer in (made, twin):
         for x, y in batches(3):
             optimizer.step(lambda x, y, model=optimizer.model: F.cross_entropy(model(x), y), x, y)
     assert_same(made.model, model)
     partial = hydra.instantiate({"_target_": "esam.MSAM", "_partial_": True, "lr": 0.1})
     plain_steps(model, partial(model.parameters()), batches(1))
-
-
-def test_frozen_parameters_are_left_out_of_the_groups():
-    model = net()
-    model[0].weight.requires_grad_(False)
-    assert [len(g["params"]) for g in decay_groups(model, 0.1)] == [1, 4]
 
 
 # One pass, no closure ------------------------------------------------------------------------------------------------
@@ -137,14 +119,11 @@ def test_a_copy_of_the_model_such_as_an_average_is_left_alone(copied):
 
 
 def test_a_compiled_model_trains_and_is_evaluated_as_a_plain_one():
-    trained = []
-    for compiled in (False, True):
-        model = net()
-        optimizer = MSAM(model.parameters(), rho=1.0, lr=0.1, model=model)
-        used = torch.compile(model, backend="eager") if compiled else model
-        plain_steps(used, optimizer, batches(4))
-        trained.append([used.eval()(next(batches(1))[0]), *model.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+    models = [net(), net()]
+    for model, used in zip(models, (models[0], torch.compile(models[1], backend="eager")), strict=True):
+        plain_steps(used, MSAM(model.parameters(), rho=1.0, lr=0.1, model=model), batches(4))
+        used.eval()(next(batches(1))[0])
+    assert_same(*(list(model.parameters()) for model in models))
 
 
 def test_a_resumed_plain_optimizer_goes_on_as_the_undisturbed_one():
@@ -187,37 +166,24 @@ def test_weights_that_are_loaded_in_the_middle_of_training_are_kept():
 # A price -------------------------------------------------------------------------------------------------------------
 
 
-def sliced(size, norm=True, **settings):
-    """Return what a step of SliceSAM ran, and what it warned of."""
-    torch.manual_seed(0)
-    model, ran = net(norm), []
-    optimizer = esam.SliceSAM(torch.optim.SGD(model.parameters(), lr=0.1), model, seed=0, **settings)
-
-    def loss_of(x, y):
-        ran.append(len(x))
-        return F.cross_entropy(model(x), y, reduction="none")
-
+def sliced(size):
+    """Return what a step of SliceSAM at an overhead of 6 % ran, and what it warned of."""
+    p = problem(normalised, batch=size)
+    optimizer = esam.SliceSAM(sgd(p), p.model, overhead=0.06, seed=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", esam.GuidanceWarning)
         for _ in range(2):
-            optimizer.step(loss_of, torch.randn(size, 6).double(), torch.randint(3, (size,)))
-    return ran, [str(w.message) for w in caught if "overhead" in str(w.message)]
+            p.step(optimizer)
+    return p.calls[-3:], [str(w.message) for w in caught if "overhead" in str(w.message)]
 
 
-def test_an_overhead_is_what_a_step_costs_more_to_the_nearest_sample():
-    ran, warned = sliced(100, overhead=0.06)
-    assert ran[-3:] == [6, 94, 6] and warned == []
+def test_an_overhead_is_what_a_step_costs_more_and_a_batch_too_small_for_it_is_warned_of_once():
+    assert sliced(100) == ([6, 94, 6], [])
     assert esam.METHODS["slicesam"].units({"overhead": 0.06}) == pytest.approx(3.18)
     assert esam.METHODS["slicesam"].effective({"overhead": 0.06}).keys() & {"share", "overhead"} == {"overhead"}
-
-
-def test_a_batch_too_small_for_the_overhead_is_warned_of_once_with_the_size_that_is_enough():
-    ran, warned = sliced(16, overhead=0.06)  # BatchNorm wants two
-    assert ran[-3:] == [2, 14, 2]
-    assert len(warned) == 1 and "of 34 or more" in warned[0]
-    assert sliced(34, overhead=0.06)[1] == []
-    with pytest.raises(ValueError, match="overhead"):
-        sliced(16, overhead=1.5)
+    ran, (warned,) = sliced(16)
+    assert ran == [2, 14, 2] and "of 34 or more" in warned  # BatchNorm wants two; the size that is enough
+    assert sliced(34)[1] == []
 
 
 # AlgoPerf ------------------------------------------------------------------------------------------------------------
@@ -234,15 +200,12 @@ class Workload:
 
     step_hint, metrics_logger = 20, None
 
-    def __init__(self):
-        self.smoothing = []
-
     def model_fn(self, params, augmented_and_preprocessed_input_batch, model_state, mode, rng, update_batch_norm):
         assert mode is Kinds.TRAIN and update_batch_norm
         return params(augmented_and_preprocessed_input_batch["inputs"]), None
 
     def loss_fn(self, label_batch, logits_batch, mask_batch=None, label_smoothing=0.0):
-        self.smoothing.append(label_smoothing)
+        self.smoothing = label_smoothing
         losses = F.cross_entropy(logits_batch, label_batch, reduction="none", label_smoothing=label_smoothing)
         mask = torch.ones_like(losses) if mask_batch is None else mask_batch
         return {"summed": (losses * mask).sum(), "n_valid_examples": mask.sum(), "per_example": losses}
@@ -263,7 +226,6 @@ def test_the_submission_to_algoperf_trains_by_the_documented_calls(submission):
     model, workload, kind = net(), Workload(), Kinds.SOFTMAX_CROSS_ENTROPY
     state = submission.init_optimizer_state(workload, model, None, None, [0, 1])
     optimizer = state["optimizer"]
-    assert submission.get_batch_size("wmt") > 0
     queue = ({"inputs": x, "targets": y} for x, y in batches(50))
     rates = []
     for step in range(workload.step_hint):
@@ -276,11 +238,10 @@ def test_the_submission_to_algoperf_trains_by_the_documented_calls(submission):
     state, params, _ = submission.prepare_for_eval(workload, model, {}, None, None, kind, state, [], step, [0, 0])
     assert params is model and optimizer.steps == workload.step_hint
     assert max(rates) == pytest.approx(submission.BASE["lr"]) and rates[-1] < 0.1 * max(rates)
-    assert set(workload.smoothing) == {submission.LABEL_SMOOTHING}
-    saved = copy.deepcopy({name: part.state_dict() for name, part in state.items()})  # as the harness saves them
+    assert workload.smoothing == submission.LABEL_SMOOTHING
     again = submission.init_optimizer_state(workload, net(), None, None, [0, 1])
     for name, part in again.items():
-        part.load_state_dict(saved[name])
+        part.load_state_dict(copy.deepcopy(state[name].state_dict()))  # as the harness does
     assert again["optimizer"].steps == optimizer.steps
 
 
@@ -294,7 +255,7 @@ def test_the_submissions_step_leaves_padded_samples_out_of_the_mean(submission):
         state = submission.init_optimizer_state(workload, model, None, None, None)
         submission.update_params(workload, model, {}, None, None, batch, Kinds.MEAN_SQUARED_ERROR, state, [], 1, None)
         trained.append(model)
-    assert_close(*trained)  # float64: sums in another order
+    assert_same(*trained, 1e-9)  # float64: sums in another order
 
 
 # Muon ----------------------------------------------------------------------------------------------------------------
