@@ -47,8 +47,8 @@ def test_tasks_are_averaged_by_seed_before_seeds_are_compared():
 )
 def test_at_least_as_good_has_a_margin_and_better_has_none(gap, at_least, better):
     found = rules.interval(list(gap.values()))
-    assert rules.non_inferior(found, "").verdict == at_least
-    assert rules.superior(found, "").verdict == better
+    assert rules.above(found, -rules.MARGIN, "").verdict == at_least
+    assert rules.above(found, 0.0, "").verdict == better
 
 
 def test_few_seeds_unfitted_images_and_a_sam_that_does_not_lead_leave_it_open():

@@ -15,14 +15,13 @@ from typing import Any
 from esam.analysis.picture import write_picture
 
 from . import rules
-from .appendix2 import by_seed, epochs, jobs, named
+from .appendix2 import by_seed, epochs, named
 from .hyperparameters import RESNET
 from .probe import BETAS
 from .results import Claim, Judge, Results
 from .rules import Verdict
 
 NUMBER, TITLE = "Figure of A.3", "Linearity of the loss along SWP's perturbation"
-__all__ = ["CLAIMS", "NUMBER", "TITLE", "draw", "jobs"]
 FORMS = {"": "eps divided by beta, as in Algorithm 1", " undivided": "eps not divided by beta"}
 
 

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from esam.analysis.picture import write_picture
-from esam.report.sheets import Sheet
 from esam.train.record import environment
 
 from . import rules
 from .hyperparameters import Scale
 from .jobs import Job
-from .results import Claim, Judge, Results
+from .results import Claim, Judge, Results, on_each
 from .rules import Fit, Verdict
 from .store import Store
 
@@ -108,11 +107,6 @@ class Savings(Job):
         store.write(f"{self.name}.jsonl", [about, *done])
         (store.folder / work).unlink(missing_ok=True)
 
-    def hours(self, scale: Scale) -> float:
-        """Return the hours of all passes: 6 operations a weight and sample, of which a core does 64e9 a second."""
-        weights = self.layers * CASES[self.case] * scale.width**2
-        return 6 * weights * BATCH * (len(scale.betas) + 1) * (scale.draws + 1) * 0.8 / 64e9 / 3600
-
 
 def _pass_seconds(network: nn.Module, weights: Sequence[Tensor], x: Tensor, picks: Sequence[int]) -> float:
     """Return the processor time of SAM's first pass: forward, and backward to the drawn tensors alone."""
@@ -135,18 +129,12 @@ def keep_freed_memory() -> bool:
     return bool(min(mallopt(parameter, size) for parameter, size in sizes.items()))
 
 
-def jobs(scale: Scale) -> list[Job]:
+def jobs(scale: Scale) -> Sequence[Job]:
     """Return a job for each case and depth; and the smallest depth again in a process that gives memory back."""
     depths = {"serial": scale.serial, "crossed": scale.crossed}
     found = [Savings(f"savings/{case}-{n}", case, n) for case, ns in depths.items() for n in ns]
     again = [Savings(f"savings/{case}-{ns[0]}-giving-back", case, ns[0], False) for case, ns in depths.items()]
     return [*found, *again]
-
-
-def gigabytes(scale: Scale) -> float:
-    """Return what the deepest net takes: its weights and their gradients."""
-    layers = max(CASES["serial"] * max(scale.serial), CASES["crossed"] * max(scale.crossed))
-    return 8e-9 * layers * scale.width**2 + 0.5
 
 
 def measured(results: Results, case: str, suffix: str = "") -> dict[tuple[int, float], tuple[float, float]]:
@@ -168,22 +156,6 @@ def fitted(results: Results, case: str) -> Fit | None:
     """Return the fit of the paper's form, None where nothing is measured."""
     found = {key: g for key, (g, _) in measured(results, case).items() if key[1] < 1}
     return rules.fit_savings(found) if len(found) > 2 else None
-
-
-def tables(results: Results) -> Sequence[Sheet]:
-    """Return g for every depth and beta beside the paper's, and the fits."""
-    sheets = []
-    for case in CASES:
-        rows = []
-        for (layers, beta), (g, error) in measured(results, case).items():
-            theirs = PAPER[case].get(layers, {}).get(beta)
-            paper = "–" if theirs is None else f"{theirs:.2f}"
-            rows.append((f"N = {layers}, beta = {beta:g}", f"{100 * g:.2f} ± {100 * error:.2f}", paper))
-        fit = fitted(results, case)
-        words = "" if fit is None else f"; {_words(fit)}"
-        title = f"A.4, {WORDS[case]}: saved of SAM's first pass, % ± standard error{words}"
-        sheets.append(Sheet(title, ("", "measured", "paper"), tuple(rows)))
-    return sheets
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -228,41 +200,36 @@ def draw(results: Results, folder: Path) -> list[Path]:
 def _fitted(judge: Callable[[str, Fit, str], Verdict]) -> Judge:
     """Return the judge of both cases' fits."""
 
-    def both(results: Results) -> Verdict:
-        fits = {case: fit for case in CASES if (fit := fitted(results, case)) is not None}
-        return rules.worst([judge(case, fit, f"{case}: {_words(fit)}") for case, fit in fits.items()], "not timed")
+    def judge_case(results: Results, case: str) -> Verdict | None:
+        fit = fitted(results, case)
+        return judge(case, fit, f"{case}: {_words(fit)}") if fit is not None else None
 
-    return both
+    return on_each(CASES, judge_case, "not timed")
 
 
 def _words(fit: Fit) -> str:
     return f"k1 {fit.k1.words(3, '')}, k2 {fit.k2.words(3, '')}, R² {fit.r_squared:.4f}"
 
 
-def _falls_with_depth(results: Results) -> Verdict:
-    verdicts = []
-    for case in CASES:
-        found = measured(results, case)
-        depths = sorted({layers for layers, _ in found})
-        if len(depths) > 1:
-            gaps = [found[depths[0], beta][0] - found[depths[-1], beta][0] for beta in results.scale.betas if beta < 1]
-            gap = rules.interval([100 * value for value in gaps])
-            words = f"{case}: {gap.words()} points more at N = {depths[0]} than at {depths[-1]} (n = {gap.n} betas)"
-            verdicts.append(rules.superior(gap, words))
-    return rules.worst(verdicts, "not timed")
+def _falls_with_depth(results: Results, case: str) -> Verdict | None:
+    found = measured(results, case)
+    depths = sorted({layers for layers, _ in found})
+    if len(depths) < 2:
+        return None
+    gaps = [found[depths[0], beta][0] - found[depths[-1], beta][0] for beta in results.scale.betas if beta < 1]
+    gap = rules.interval([100 * value for value in gaps])
+    words = f"{case}: {gap.words()} points more at N = {depths[0]} than at {depths[-1]} (n = {gap.n} betas)"
+    return rules.above(gap, 0.0, words)
 
 
-def _storing(results: Results) -> Verdict:
+def _storing(results: Results, case: str) -> Verdict | None:
     """Judge that storing is most of what is saved: how much of g goes where freed memory is kept (rule 16)."""
-    verdicts = []
-    for case in CASES:
-        kept, given = measured(results, case), measured(results, case, "-giving-back")
-        shares = [1 - kept[key][0] / given[key][0] for key in given if key in kept and key[1] < 1 and given[key][0] > 0]
-        if shares:
-            found = rules.interval([100 * share for share in shares])
-            words = f"{case}: {found.words(0, '')} % of g goes with it (n = {found.n} betas)"
-            verdicts.append(rules.above(found, 50.0, words))
-    return rules.worst(verdicts, "not timed")
+    kept, given = measured(results, case), measured(results, case, "-giving-back")
+    shares = [1 - kept[key][0] / given[key][0] for key in given if key in kept and key[1] < 1 and given[key][0] > 0]
+    if not shares:
+        return None
+    found = rules.interval([100 * share for share in shares])
+    return rules.above(found, 50.0, f"{case}: {found.words(0, '')} % of g goes with it (n = {found.n} betas)")
 
 
 def _constant(number: int) -> Judge:
@@ -274,6 +241,6 @@ CLAIMS = (
     Claim("g(N, beta) has the paper's form", "R² .9983, .9989", _fitted(lambda _, fit, w: rules.form_holds(fit, w))),
     Claim("k1", "0.3185, 0.3143", _constant(0)),
     Claim("k2", "0.1310, 0.0737", _constant(1)),
-    Claim("SWP saves less in deeper nets", "slightly", _falls_with_depth),
-    Claim("Storing and hooking dominate what SWP saves", "the dominant factor", _storing),
+    Claim("SWP saves less in deeper nets", "slightly", on_each(CASES, _falls_with_depth, "not timed")),
+    Claim("Storing and hooking dominate what SWP saves", "the dominant factor", on_each(CASES, _storing, "not timed")),
 )

@@ -66,28 +66,25 @@ CIFAR6 = tuple(column for column in PAPER if column[1] != "ImageNet")
 CIFAR4 = tuple(column for column in CIFAR6 if column[0] != "PyramidNet-110")
 RESNET = ("ResNet-18", "CIFAR-10")
 
+STUDY: tuple[Column, ...] = (("ResNet-18", "CIFAR-10"), ("WRN-28-10", "CIFAR-10"))
+"""The columns on which Figure 3 is made on a CPU."""
+
+_VIT = "experiments.paper.data:small_vit"
 _NETS = {
-    "ResNet-18": ("resnet18", "resnet8"),
-    "WRN-28-10": ("wrn28-10", "wrn10-1"),
-    "PyramidNet-110": ("pyramidnet110", "pyramidnet8"),
-    "ResNet-50": ("resnet50", "resnet14"),
-    "ResNet-101": ("resnet101", "resnet20"),
-    "ViT-S/16": ("vit-s16", "experiments.paper.data:small_vit"),
+    "ResNet-18": ("resnet18", "resnet8", "ResNet-8"),
+    "WRN-28-10": ("wrn28-10", "wrn10-1", "WRN-10-1"),
+    "PyramidNet-110": ("pyramidnet110", "pyramidnet8", "PyramidNet-8"),
+    "ResNet-50": ("resnet50", "resnet14", "ResNet-14"),
+    "ResNet-101": ("resnet101", "resnet20", "ResNet-20"),
+    "ViT-S/16": ("vit-s16", _VIT, "a small ViT"),
 }
+"""The paper's net, what stands for it on a CPU, and that one's name."""
 _DATA = {
     "CIFAR-10": ("uoft-cs/cifar10", "cifar10"),
     "CIFAR-100": ("uoft-cs/cifar100", "cifar100"),
     "ImageNet": ("ILSVRC/imagenet-1k", "imagenet20"),
 }
-NET_TITLES = {
-    "resnet8": "ResNet-8",
-    "wrn10-1": "WRN-10-1",
-    "pyramidnet8": "PyramidNet-8",
-    "resnet14": "ResNet-14",
-    "resnet20": "ResNet-20",
-    "experiments.paper.data:small_vit": "a small ViT",
-    "mlp": "an MLP",
-}
+NET_TITLES = {model: title for _, model, title in _NETS.values()}
 
 
 @dataclass(frozen=True)
