@@ -5,7 +5,7 @@ import math
 import pytest
 
 from experiments.paper import rules
-from experiments.paper.appendix4 import PAPER, PAPER_FITS
+from experiments.paper.appendix4 import CASES, PRINTED
 from experiments.paper.rules import CONTRADICTED, HOLDS, INCONCLUSIVE, Interval, Verdict
 
 SEEDS = range(6)
@@ -112,11 +112,11 @@ def test_the_fit_of_the_papers_form_finds_the_constants_that_made_the_data():
 
 @pytest.mark.parametrize("case", ["serial", "crossed"])
 def test_the_papers_printed_fit_explains_its_printed_savings(case):
-    k1, k2 = PAPER_FITS[case]
-    for layers, row in PAPER[case].items():
-        for beta, percent in row.items():
-            assert abs(100 * (k1 * (1 - beta) + k2 * (1 - beta) / (layers * beta)) - percent) < 1.6
-    fit = rules.fit_savings({(n, b): g / 100 for n, row in PAPER[case].items() for b, g in row.items()})
+    k1, k2 = CASES[case].fit
+    printed = {(n, b): g for n, row in CASES[case].printed.items() for b, g in zip(PRINTED, row, strict=True)}
+    for (layers, beta), percent in printed.items():
+        assert abs(100 * (k1 * (1 - beta) + k2 * (1 - beta) / (layers * beta)) - percent) < 1.6
+    fit = rules.fit_savings({key: percent / 100 for key, percent in printed.items()})
     assert fit.k1.mean == pytest.approx(k1, rel=0.05)
 
 

@@ -21,13 +21,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from esam.report.sheets import as_markdown, as_text
+from esam.report.sheets import as_text
 
 from .hyperparameters import SCALES
 from .items import ITEMS, sections_of
 from .jobs import work_through
-from .page import PICTURES, Judged, claims_sheet, counted, draw_item, judged
-from .plan import item_list, item_plan, runs_sheet
+from .page import PICTURES, Judged, claims_sheet, counted, draw_item, item_list, item_plan, judged, runs_sheet
 from .results import Results, open_results
 
 
@@ -66,8 +65,7 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
         commands.add_parser(name, parents=[common, working], help=f"{module.NUMBER}: {module.TITLE}")
     runs = commands.add_parser("runs", parents=[common, working], help="all runs, in order")
     runs.add_argument("--only", nargs="+", choices=ITEMS, default=list(ITEMS), metavar="ITEM", help="of these items")
-    claims = commands.add_parser("claims", parents=[common], help="every claim and its verdict")
-    claims.add_argument("--markdown", action="store_true", help="as a table for a page")
+    commands.add_parser("claims", parents=[common], help="every claim and its verdict")
     commands.add_parser("draw", parents=[common], help="every picture")
     return parser.parse_args(arguments)
 
@@ -77,8 +75,6 @@ def carry_out(options: argparse.Namespace) -> None:
     results, command = open_results(options.scale, options.out), options.command
     if command is None:
         print(item_list(results))
-    elif command == "claims" and options.markdown:
-        print(as_markdown(claims_sheet(judged(results))))
     elif command == "claims":
         print_claims(judged(results))
     elif command == "draw":

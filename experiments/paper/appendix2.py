@@ -86,16 +86,15 @@ def draw(results: Results, folder: Path) -> list[Path]:
             for name in ("B+", "random", "B-"):
                 _curve(bottom, runs, f"cosine {name}", COLOURS[name], "-")
             top.set_yscale("log")
-            top.set_title(f"{results.title(column)}, n = {len(runs)} runs", loc="left", fontsize=8)
+            top.set_title(f"{results.title(column)}, n = {len(runs)}", loc="left", fontsize=8)
             bottom.set(xlabel="epoch")
             if (fitted := fitted_from(results, column)) is not None:
-                for axes in (top, bottom):
-                    axes.axvline(fitted, color="#b0b8c0", linewidth=1, zorder=0)
+                top.axvline(fitted, color="#b0b8c0", linewidth=1, zorder=0, label="images fitted")
         grid[0][0].set(ylabel="mean loss in the step")
         grid[1][0].set(ylabel="cosine to the batch's gradient")
         curves = [pair for row in grid for pair in zip(*row[0].get_legend_handles_labels(), strict=True)]
         figure.legend(*zip(*curves, strict=True), loc="outside lower center", ncols=4, fontsize=8)
-        title = "A.2: ESAM's training, means of the epoch; bands: deviation of runs; a grey line, if any: images fitted"
+        title = "A.2: ESAM's training, means of the epoch over n runs; bands: their deviation; eps: at theta + eps"
         figure.suptitle(title, fontsize=9)
 
     def along(figure: Any) -> None:
@@ -109,7 +108,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
         axes.grid(True)
         axes.legend()
 
-    written = write_picture(folder / "appendix2.png", losses, width=2.6 * max(2, len(columns)), height=5.0)
+    written = write_picture(folder / "appendix2.png", losses, width=2.3 * max(2, len(columns)), height=5.0)
     return written + (write_picture(folder / "figure2.png", along, width=6.0, height=4.0) if RESNET in columns else [])
 
 

@@ -48,10 +48,10 @@ def searched(results: Results, method: str) -> list[tuple[float, Point]]:
     return sorted(found, key=lambda one: -one[0])
 
 
-def best_points(results: Results) -> dict[str, Point]:
-    """Return each method's best point; nothing before every trial of every method has ended."""
+def best_points(results: Results) -> dict[str, Point] | None:
+    """Return each method's best point; None before every trial of every method has ended."""
     if not all(job.done(results.store) for job in jobs(results.scale)):
-        return {}
+        return None
     return {method: searched(results, method)[0][1] for method in THREE}
 
 

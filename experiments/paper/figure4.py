@@ -18,17 +18,8 @@ from typing import Any
 
 import torch
 
-from esam.analysis import (
-    Landscape,
-    ModelObjective,
-    adversarial_plane,
-    even_axis,
-    hessian_trace,
-    landscape,
-    random_plane,
-    sharpness,
-    top_eigenvalues,
-)
+from esam import analysis
+from esam.analysis import Landscape, ModelObjective
 from esam.analysis.picture import write_picture
 from esam.report.sheets import Sheet
 from esam.train.build import chosen_device, configured_task, prepared_model
@@ -79,11 +70,11 @@ def plane_around(
     """
     theta, seeds = objective.parameters, range(pairs)
     if eta is None:
-        directions = [random_plane(theta, seed=seed) for seed in seeds]
+        directions = [analysis.random_plane(theta, seed=seed) for seed in seeds]
     else:
-        directions = [adversarial_plane(objective, theta, seed=seed, eta=eta) for seed in seeds]
-    axis = even_axis(REACH if eta is None else ADVERSARIAL_REACH, points)
-    return landscape([(objective, pair) for pair in directions], theta, [axis, axis], path=work)
+        directions = [analysis.adversarial_plane(objective, theta, seed=seed, eta=eta) for seed in seeds]
+    axis = analysis.even_axis(REACH if eta is None else ADVERSARIAL_REACH, points)
+    return analysis.landscape([(objective, pair) for pair in directions], theta, [axis, axis], path=work)
 
 
 @dataclass(frozen=True)
@@ -99,9 +90,9 @@ class Flatness(Job):
         loss = float(objective(theta))
         found = {
             "loss": loss,
-            "R_S": sharpness(objective, theta, rho=RHO),
-            "eigenvalue": top_eigenvalues(objective, theta, k=1)[0],
-            "trace": float(hessian_trace(objective, theta, vectors=scale.vectors)[0]),
+            "R_S": analysis.sharpness(objective, theta, rho=RHO),
+            "eigenvalue": analysis.top_eigenvalues(objective, theta, k=1)[0],
+            "trace": float(analysis.hessian_trace(objective, theta, vectors=scale.vectors)[0]),
             "rise": float(plane_around(objective, *scale.coarse).losses.mean()) - loss,
             "adversarial rise": float(plane_around(objective, *scale.coarse, self.run.config.lr).losses.mean()) - loss,
         }

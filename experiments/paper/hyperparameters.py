@@ -60,6 +60,8 @@ PAPER: dict[Column, Row] = {
 }
 GRID = {"lr": (0.01, 0.05, 0.1, 0.2), "weight_decay": (5e-4, 1e-3), "batch_size": (64, 128, 256)}
 """A.7: what each method's learning rate, weight decay and batch size were searched in."""
+DEPTHS = {"serial": (50, 75, 100, 125), "crossed": (25, 50, 65, 75)}
+"""A.4: layers of its MLPs; its table begins at 25 where its text says 35."""
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Figure 3: values of beta, and of gamma."""
 CIFAR6 = tuple(column for column in PAPER if column[1] != "ImageNet")
@@ -102,9 +104,7 @@ class Scale:
     grid_epochs: int = 100
     width: int = 3_000
     """Units of a layer in A.4's MLPs; the paper's own."""
-    serial: tuple[int, ...] = (50, 75, 100, 125)
-    crossed: tuple[int, ...] = (25, 50, 65, 75)
-    """Layers; the paper's table begins at 25 where its text says 35."""
+    depths: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: DEPTHS)
     betas: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     draws: int = 10
     processes: int = 5
@@ -192,9 +192,9 @@ def tiny_scale() -> Scale:
     columns = {column: dataclasses.replace(start, optimizer=row.optimizer) for column, row in PAPER.items()}  # type: ignore[arg-type]
     grid = {"lr": (0.01, 0.05), "weight_decay": (5e-4, 1e-3), "batch_size": (128,)}
     return Scale(
-        "tiny", columns, seeds=3, few=2, shares=(0.3, 0.5, 0.6), grid=grid, grid_epochs=1, width=16, serial=(3, 4),
-        crossed=(2, 3), betas=(0.3, 0.6, 0.9, 1.0), draws=3, rounds=2, processes=5, plane=(5, 2),
-        gradient_plane=(5, 2), plane_images=20, coarse=(3, 2), images=30, vectors=2, mean_draws=5,
+        "tiny", columns, seeds=3, few=2, shares=(0.3, 0.5, 0.6), grid=grid, grid_epochs=1, width=16,
+        depths={"serial": (3, 4), "crossed": (2, 3)}, betas=(0.3, 0.6, 0.9, 1.0), draws=3, rounds=2, processes=5,
+        plane=(5, 2), gradient_plane=(5, 2), plane_images=20, coarse=(3, 2), images=30, vectors=2, mean_draws=5,
     )  # fmt: skip
 
 

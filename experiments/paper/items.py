@@ -49,7 +49,7 @@ def run_list(results: Results) -> list[Section]:
     pyramid, ablation = trainings(scale, few, [table1.FIGURE1], THREE), ("esam-swp", "esam-sds")
     probed = trainings(scale, few, CIFAR4, ["esam"])
     decay = trainings(scale, seeds, CIFAR4, ["base"], weight_decay=table1.SAMS_DECAY)
-    best = appendix7.best_points(results)
+    best = appendix7.best_points(results) or {}
     own_best = [training(scale, RESNET, method, seed, **best[method]) for seed in range(seeds) for method in best]
     return [
         Section("Figure 1: PyramidNet on CIFAR-100", ("table1",), pyramid),

@@ -71,8 +71,8 @@ def open_results(scale: str, out: Path) -> Results:
 
 
 Judge = Callable[[Results], Verdict]
-Changes = Callable[[Results, str], Mapping[str, Any] | None]
-"""What a method's runs set otherwise than the paper; None where that is not known yet."""
+Changes = Callable[[Results], Mapping[str, Mapping[str, Any]] | None]
+"""What the runs of methods set otherwise than the paper; None where that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,17 @@ def on_each(
 
 
 def at_least(
-    columns: Sequence[Column], ours: str, theirs: str, *, changes: Changes = lambda *_: {}, better: bool = False
+    columns: Sequence[Column], ours: str, theirs: str, *, changes: Changes = lambda _: {}, better: bool = False
 ) -> Judge:
     """Return the judge that a method is at least as accurate as another over columns; ``better``: more accurate."""
 
     def judge(results: Results) -> Verdict:
-        known = {m: own for m in (ours, theirs, "sam", "base") if (own := changes(results, m)) is not None}
-        if not known.keys() >= {ours, theirs, "sam", "base"}:
+        changed = changes(results)
+        if changed is None:
             return Verdict(rules.NOT_RUN, "the grid has not been searched")
 
         def gaps(one: str, two: str) -> dict[Column, BySeed]:
-            pairs = {c: [results.accuracy(c, method, **known[method]) for method in (one, two)] for c in columns}
+            pairs = {c: [results.accuracy(c, m, **changed.get(m, {})) for m in (one, two)] for c in columns}
             return {column: gap for column, pair in pairs.items() if (gap := rules.minus(*pair))}
 
         found = gaps(ours, theirs)
@@ -117,7 +117,7 @@ def at_least(
         each = "; ".join(f"{results.title(column)} {fmean(gap.values()):+.2f}" for column, gap in found.items())
         words = f"{mean.words()} points (n = {mean.n}){rules.DETAILS + each if len(columns) > 1 else ''}"
         compared = [(column, method) for column in found for method in (ours, theirs)]
-        fits = {f"{LABELS[m]} on {results.title(c)}": results.fit(c, m, **known[m]) for c, m in compared}
+        fits = {f"{LABELS[m]} on {results.title(c)}": results.fit(c, m, **changed.get(m, {})) for c, m in compared}
         sam_leads = True
         if not better and theirs == "sam":
             lead = rules.over_tasks([gap for column, gap in gaps("sam", "base").items() if column in found])
