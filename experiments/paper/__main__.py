@@ -80,7 +80,7 @@ def carry_out(options: argparse.Namespace) -> None:
     elif command == "draw":
         print(*(path for name in ITEMS for path in draw_item(name, results, PICTURES)), sep="\n")
     elif options.plan:
-        print(as_text(runs_sheet(results)) if command == "runs" else item_plan(command, results))
+        print(as_text(runs_sheet(results, options.only)) if command == "runs" else item_plan(command, results))
     elif command == "runs":
         make(options.only, results, options.jobs, commit=results.store.pack is not None)
     else:

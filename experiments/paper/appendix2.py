@@ -50,10 +50,10 @@ def fitted_from(results: Results, column: Column) -> int | None:
     return 1 + max((line["epoch"] for line in lines if line["train_accuracy"] < rules.FITTED / 100), default=0)
 
 
-def by_seed(results: Results, column: Column, pick: Pick) -> list[float]:
-    """Return the mean over all probed batches of each run."""
+def batches(results: Results, column: Column, pick: Pick) -> list[list[float]]:
+    """Return what all probed batches came to, for each run."""
     found = [[value for line in lines for value in pick(line)] for lines in epochs(results, column)]
-    return [fmean(values) for values in found if values]
+    return [values for values in found if values]
 
 
 def named(name: str) -> Pick:
@@ -154,10 +154,10 @@ def _over_seeds(pick: Pick, columns: Sequence[Column] = CIFAR4) -> Judge:
     """Return the judge that a mean over batches is above zero, over seeds, on every task."""
 
     def judge(results: Results, column: Column) -> Verdict | None:
-        values = by_seed(results, column, pick)
+        values = batches(results, column, pick)
         if not values:
             return None
-        found = rules.interval(values)
+        found = rules.interval(list(map(fmean, values)))
         return rules.above(found, 0.0, f"{results.title(column)} {found.words(3)} (n = {found.n} runs)")
 
     return on_each(columns, judge, "no probed runs")

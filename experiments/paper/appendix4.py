@@ -180,8 +180,8 @@ def draw(results: Results, folder: Path) -> list[Path]:
             if fit := fitted(results, case):
                 fits["our fit"] = ((fit.k1.mean, fit.k2.mean), "-")
             for words, ((k1, k2), dash) in fits.items():
-                curve = 100 * (k1 * (1 - betas) + k2 * (1 - betas) / (layers[0] * betas))
-                axes.plot(betas, curve, dash, lw=1, color=INK, label=f"{words}, N = {layers[0]}")
+                curve = rules.form((layers[0], betas), k1, k2)
+                axes.plot(betas, 100 * curve, dash, lw=1, color=INK, label=f"{words}, N = {layers[0]}")
             axes.set_title(CASES[case].words, loc="left", fontsize=9)
             axes.set(xlabel="beta")
             axes.grid(True)

@@ -8,7 +8,7 @@ architectures with little degradation to the efficiency".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -58,6 +58,8 @@ def draw(results: Results, folder: Path) -> list[Path]:
             for method, setting in SETTINGS.items():
                 values = studied(results, column, method)
                 gaps = {s: gap for s, own in values.items() if (gap := rules.paired(own, sam))}
+                if not gaps:
+                    continue
                 speeds = {s: speed for s in gaps if (speed := results.speed(column, f"{method} {s:g}"))}
                 half = [100 * rules.finite(speed.half) for speed in speeds.values()]
                 label = f"{'SWP' if setting == 'beta' else 'SDS'} by {setting}, n = {min(g.n for g in gaps.values())}"
@@ -85,39 +87,42 @@ def draw(results: Results, folder: Path) -> list[Path]:
     return write_picture(folder / "figure3.png", drawn, width=8.0, height=5.6)
 
 
-def _best_beta(results: Results, column: Column) -> Verdict | None:
-    values = studied(results, column, "esam-swp")
-    return _guarded(results, column, "esam-swp", rules.best_of(values, (0.5, 0.6))) if values else None
+def _judged(method: str, rule: Callable[[Results, Column, Mapping[float, BySeed]], Verdict]) -> Judge:
+    """Return the judge of what a method's values come to on every net, with the conditions of rules 3 and 4."""
+
+    def judge(results: Results, column: Column) -> Verdict | None:
+        values = studied(results, column, method)
+        if not values:
+            return None
+        fits = {f"{s:g}": results.fit(column, method, **{SETTINGS[method]: s}) for s in values}
+        verdict = rules.guarded(rule(results, column, values), n=min(map(len, values.values())), fits=fits)
+        return verdict.on(results.title(column))
+
+    return on_each(STUDY, judge)
 
 
-def _smallest_gamma(results: Results, column: Column) -> Verdict | None:
-    values, sam = studied(results, column, "esam-sds"), results.accuracy(column, "sam")
-    return _guarded(results, column, "esam-sds", rules.smallest_that_keeps(values, 0.5, sam)) if values else None
-
-
-def _beats_sam(results: Results, column: Column) -> Verdict | None:
+def _beats_sam(results: Results, column: Column, values: Mapping[float, BySeed]) -> Verdict:
     """Judge that some gamma is above SAM and faster, by intervals corrected for the number of gammas."""
-    values, sam = studied(results, column, "esam-sds"), results.accuracy(column, "sam")
+    sam = results.accuracy(column, "sam")
     gaps = {s: gap for s, own in values.items() if (gap := rules.paired(own, sam, len(values)))}
     if not gaps:
-        return None
+        return Verdict(rules.NOT_RUN, "SAM has no run of the same seed")
     speeds = {s: results.speed(column, f"esam-sds {s:g}") for s in gaps}
     faster = [s for s, speed in speeds.items() if speed is not None and speed.low > 1]
     best = max(gaps, key=lambda share: gaps[share].low)
     words = f"best gamma {best:g} {gaps[best].words()}; faster than SAM at {faster}"
-    verdict = Verdict(rules.INCONCLUSIVE, words, "no gamma that is faster is above SAM by its interval")
     if any(gaps[share].low > 0 for share in faster):
-        verdict = Verdict(rules.HOLDS, words)
-    elif faster and all(gaps[share].high < 0 for share in faster):
-        verdict = Verdict(rules.CONTRADICTED, words)
-    return _guarded(results, column, "esam-sds", verdict)
+        return Verdict(rules.HOLDS, words)
+    if faster and all(gaps[share].high < 0 for share in faster):
+        return Verdict(rules.CONTRADICTED, words)
+    return Verdict(rules.INCONCLUSIVE, words, "no gamma that is faster is above SAM by its interval")
 
 
-def _guarded(results: Results, column: Column, method: str, verdict: Verdict) -> Verdict:
-    values = studied(results, column, method)
-    fits = {f"{s:g}": results.fit(column, method, **{SETTINGS[method]: s}) for s in values}
-    verdict = rules.guarded(verdict, n=min(len(own) for own in values.values()), fits=fits)
-    return verdict.on(results.title(column))
+BEST = _judged("esam-swp", lambda results, column, values: rules.best_of(values, (0.5, 0.6)))
+SMALLEST = _judged(
+    "esam-sds",
+    lambda results, column, values: rules.smallest_that_keeps(values, 0.5, results.accuracy(column, "sam")),
+)
 
 
 def _consistent(results: Results) -> Verdict:
@@ -171,10 +176,10 @@ def _always_faster(results: Results, column: Column) -> Verdict | None:
 
 
 CLAIMS = (
-    Claim("beta = .5 to .6 is best for SWP", "best at .6 and .5", on_each(STUDY, _best_beta)),
+    Claim("beta = .5 to .6 is best for SWP", "best at .6 and .5", BEST),
     Claim("beta is consistent among nets", "set to .6 elsewhere", _consistent),
-    Claim("gamma = .5 is the smallest that keeps SAM's accuracy", "at .5", on_each(STUDY, _smallest_gamma)),
-    Claim("SDS can beat SAM and be faster", "on all four", on_each(STUDY, _beats_sam)),
+    Claim("gamma = .5 is the smallest that keeps SAM's accuracy", "at .5", SMALLEST),
+    Claim("SDS can beat SAM and be faster", "on all four", _judged("esam-sds", _beats_sam)),
     Claim("What SWP saves grows with 1 - beta", "in proportion, ideally", _saving_grows("esam-swp", linear=False)),
     Claim("What SDS saves is linear in 1 - gamma", "linear", _saving_grows("esam-sds", linear=True)),
     Claim("SDS is faster than SAM at every gamma", "linear in 1 - gamma", on_each(STUDY, _always_faster, "not timed")),

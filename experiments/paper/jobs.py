@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +75,7 @@ def training(scale: Scale, column: Column, method: str, seed: int, **changes: An
 
 
 def trainings(
-    scale: Scale, seeds: int, columns: Iterable[Column], methods: Iterable[str], **changes: Any
+    scale: Scale, seeds: int, columns: Collection[Column], methods: Collection[str], **changes: Any
 ) -> list[Training]:
     """Return the runs of methods on columns, seed by seed, so that whole comparisons come first."""
     return [training(scale, c, method, seed, **changes) for seed in range(seeds) for c in columns for method in methods]
@@ -131,7 +131,7 @@ def timing_prefix(column: Column) -> str:
     return f"timing/{slug(column)}/"
 
 
-def timings(scale: Scale, columns: Iterable[Column], studied: Sequence[Column] = ()) -> list[Job]:
+def timings(scale: Scale, columns: Collection[Column], studied: Sequence[Column] = ()) -> list[Job]:
     """Return the timings of columns, one a process; of those studied, Figure 3's values with them."""
     processes = range(scale.processes)
     return [Timing(f"{timing_prefix(c)}process{n}", c, c in studied) for c in columns for n in processes]

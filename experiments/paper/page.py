@@ -14,7 +14,7 @@ from esam.train.record import read_pack
 from . import table1, table2, vit
 from .data import DRAWN
 from .hyperparameters import slug
-from .items import ITEMS, jobs_of, run_list
+from .items import ITEMS, jobs_of, sections_of
 from .jobs import Job, Training
 from .results import Claim, Results, open_results
 from .rules import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_RUN, Verdict
@@ -64,10 +64,10 @@ def item_list(results: Results) -> str:
     return as_text(Sheet(title, ("item", "paper", "", "measured", unit, "claims"), tuple(rows)))
 
 
-def runs_sheet(results: Results) -> Sheet:
-    """Return the whole run list with what is done of it."""
+def runs_sheet(results: Results, names: Iterable[str] = tuple(ITEMS)) -> Sheet:
+    """Return the run list, or what of it some items need, with what is done."""
     rows, seen, total = [], set[str](), 0.0
-    for section in run_list(results):
+    for section in sections_of(names, results):
         new = [job for job in section.jobs if job.name not in seen]
         seen |= {job.name for job in new}
         done, need, unit = left(new, results)

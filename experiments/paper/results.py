@@ -64,6 +64,10 @@ class Results:
         model = self.scale.columns[column].model
         return f"{column[0] if self.scale.real else NET_TITLES.get(model, model)}, {column[1]}"
 
+    def label(self, column: Column, method: str) -> str:
+        """Return a method's name; the base of the ViT is AdamW, that of all others SGD."""
+        return "AdamW" if method == "base" and self.scale.columns[column].optimizer == "adamw" else LABELS[method]
+
 
 def open_results(scale: str, out: Path) -> Results:
     """Return the results of a scale: what is committed, and what was made in a folder."""
@@ -117,7 +121,9 @@ def at_least(
         each = "; ".join(f"{results.title(column)} {fmean(gap.values()):+.2f}" for column, gap in found.items())
         words = f"{mean.words()} points (n = {mean.n}){rules.DETAILS + each if len(columns) > 1 else ''}"
         compared = [(column, method) for column in found for method in (ours, theirs)]
-        fits = {f"{LABELS[m]} on {results.title(c)}": results.fit(c, m, **changed.get(m, {})) for c, m in compared}
+        fits = {
+            f"{results.label(c, m)} on {results.title(c)}": results.fit(c, m, **changed.get(m, {})) for c, m in compared
+        }
         sam_leads = True
         if not better and theirs == "sam":
             lead = rules.over_tasks([gap for column, gap in gaps("sam", "base").items() if column in found])

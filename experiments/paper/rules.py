@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
+from typing import Any
 
 HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN = "holds", "contradicted", "inconclusive", "not run"
 MARGIN = 0.45
@@ -191,22 +192,24 @@ class Fit:
     """How much of the squared error of k1 alone the second term leaves."""
 
 
+def form(layers_and_beta: Any, k1: float, k2: float) -> Any:
+    """Return the paper's g(N, beta), of numbers or of arrays."""
+    layers, beta = layers_and_beta
+    return k1 * (1 - beta) + k2 * (1 - beta) / (layers * beta)
+
+
 def fit_savings(savings: Mapping[tuple[int, float], float]) -> Fit:
     """Fit the paper's form to g by layers and beta."""
     import numpy as np
+    from scipy.optimize import curve_fit
 
-    terms = np.array([[1 - beta, (1 - beta) / (layers * beta)] for layers, beta in savings])
-    g = np.array(list(savings.values()))
-
-    def squared_error(columns: int) -> float:
-        return float(((g - terms[:, :columns] @ np.linalg.lstsq(terms[:, :columns], g, rcond=None)[0]) ** 2).sum())
-
-    left, alone, free = squared_error(2), squared_error(1), max(1, len(g) - 2)
-    errors = quantile(0.975, free + 1) * np.sqrt(left / free * np.diag(np.linalg.inv(terms.T @ terms)))
-    ks = zip(np.linalg.lstsq(terms, g, rcond=None)[0], errors, strict=True)
-    k1, k2 = (Interval(float(k), float(error), len(g)) for k, error in ks)
-    total = float(((g - g.mean()) ** 2).sum())
-    return Fit(k1, k2, 1 - left / total if total else 1.0, left / alone if alone else 0.0)
+    at, g = np.array(list(savings), dtype=float).T, np.array(list(savings.values()))
+    ks, covariance = curve_fit(form, at, g, p0=(0.3, 0.1))
+    (alone,), _ = curve_fit(lambda x, k1: form(x, k1, 0.0), at, g)
+    left, left_alone, total = (float(((g - f) ** 2).sum()) for f in (form(at, *ks), form(at, alone, 0.0), g.mean()))
+    halves = quantile(0.975, len(g) - 1) * np.sqrt(np.diag(covariance))
+    k1, k2 = (Interval(float(k), float(half), len(g)) for k, half in zip(ks, halves, strict=True))
+    return Fit(k1, k2, 1 - left / total if total else 1.0, left / left_alone if left_alone else 0.0)
 
 
 def form_holds(fit: Fit, measured: str) -> Verdict:

@@ -38,7 +38,7 @@ def printed(*rows: tuple[float, ...]) -> dict[str, Printed]:
 
 
 def make_tables(title: str, paper: PaperTable, results: Results) -> list[Sheet]:
-    """Return each method's accuracy, its lead over SGD and its speed, ours beside the paper's."""
+    """Return each method's accuracy, its lead over the base and its speed, ours beside the paper's."""
     rows: list[tuple[str, ...]] = []
     for column, theirs in paper.items():
         for method, row in theirs.items():
@@ -49,7 +49,7 @@ def make_tables(title: str, paper: PaperTable, results: Results) -> list[Sheet]:
             counted = METHODS["sam"].units() / METHODS[method].units(results.scale.config(column, method, 0).settings)
             rows.append(
                 (
-                    f"{results.title(column)}: {LABELS[method]}",
+                    f"{results.title(column)}: {results.label(column, method)}",
                     own.format(decimals=2),
                     lead.words() if lead is not None and method != "base" else ABSENT,
                     f"{row.accuracy - theirs['base'].accuracy:+.2f}" if method != "base" else ABSENT,
@@ -59,12 +59,12 @@ def make_tables(title: str, paper: PaperTable, results: Results) -> list[Sheet]:
                     str(own.n),
                 )
             )
-    head = ("Task, method", "Accuracy, %", "over SGD", "paper", "of SAM's speed", "counted", "paper", "n")
+    head = ("Task, method", "Accuracy, %", "over the base", "paper", "of SAM's speed", "counted", "paper", "n")
     return [Sheet(f"{title}: mean ± deviation over seeds; leads ± 95 % t interval", head, tuple(rows))]
 
 
 def draw_table(name: str, title: str, paper: PaperTable, results: Results, folder: Path) -> list[Path]:
-    """Draw points over SGD and speed in % of SAM's, ours beside the paper's, a group for each column."""
+    """Draw points over the base and speed in % of SAM's, ours beside the paper's, a group for each column."""
     lines = [
         (number, column, method, lead)
         for number, column in enumerate(paper)
@@ -91,7 +91,8 @@ def draw_table(name: str, title: str, paper: PaperTable, results: Results, folde
         named = [f"{results.title(column)}: {LABELS[method]} (n = {lead.n})" for _, column, method, lead in lines]
         left.set_yticks(places, named, fontsize=8)
         left.set_ylim(places[-1] - 0.7, 0.6)
-        for axes, level, words in ((left, 0, "points of test accuracy over SGD"), (right, 100, "speed, % of SAM's")):
+        over = f"points of test accuracy over {results.label(lines[0][1], 'base')}"
+        for axes, level, words in ((left, 0, over), (right, 100, "speed, % of SAM's")):
             axes.axvline(level, color=INK, linewidth=0.8)
             axes.set(xlabel=words)
             axes.grid(True, axis="x")
