@@ -10,13 +10,15 @@ from __future__ import annotations
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
+from esam.analysis.picture import INK, write_picture
 from experiments.packs import read_pack
+
+from .paper.rules import Interval, interval, minus
 
 PACK = Path(__file__).resolve().parent.parent / "results" / "frontier.jsonl.xz"
 TITLES = {
@@ -44,19 +46,17 @@ TITLES = {
     "slicesam-fixed": "SliceSAM, one radius everywhere",
 }
 REGIMES = ("fits", "short", "wrong20", "wrong40", "cifar100", "vit", "adamw", "text", "finetune")
-T_95 = 2.306
-"""Student's t for nine regimes."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One candidate over the nine regimes; a gain is its mean and half of its 95 % interval, in points."""
+    """One candidate over the nine regimes; a gain has its 95 % t interval over them, in points."""
 
     name: str
     control: bool
     time: float
     """Processor time over the base's: the geometric mean."""
-    over_sam: tuple[float, float]
+    over_sam: Interval
 
 
 def read_rows() -> list[Row]:
@@ -70,46 +70,33 @@ def read_rows() -> list[Row]:
             seconds[regime, candidate].append(end["cpu_seconds"])
     rows = []
     for name, title in TITLES.items():
-        gains = [_gain(accuracy, regime, name, "sam") for regime in REGIMES]
+        gains = [fmean(minus(accuracy[regime, name], accuracy[regime, "sam"]).values()) for regime in REGIMES]
         times = [fmean(seconds[regime, name]) / fmean(seconds[regime, "base"]) for regime in REGIMES]
         control = name == "sam-short" or name.startswith("base")
         time = math.exp(fmean(map(math.log, times)))
-        rows.append(Row(title, control, time, _interval(gains)))
-    return sorted(rows, key=lambda row: -row.over_sam[0])
+        rows.append(Row(title, control, time, interval(gains)))
+    return sorted(rows, key=lambda row: -row.over_sam.mean)
 
 
 def draw(path: Path) -> list[Path]:
     """Draw each candidate's gain over SAM with its 95 % interval, and its time."""
-    from esam.analysis.picture import INK, write_picture
-
     rows = read_rows()[::-1]
 
     def drawn(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.axvline(0, color=INK, linewidth=0.8)
         for place, row in enumerate(rows):
-            colour = "#8a949e" if row.control else "#2a6f97"
-            axes.errorbar(
-                row.over_sam[0], place, xerr=row.over_sam[1], color=colour, marker="s" if row.control else "o"
-            )
+            style = {"color": "#8a949e", "marker": "s"} if row.control else {"color": "#2a6f97", "marker": "o"}
+            axes.errorbar(row.over_sam.mean, place, xerr=row.over_sam.half, **style)
         axes.set_yticks(range(len(rows)), [f"{row.name}, {row.time:.2f}" for row in rows], fontsize=9)
         axes.tick_params(axis="y", length=0)
         axes.grid(True, axis="x")
         axes.set(xlabel="points of test accuracy over SAM: mean of nine regimes, 95 % t interval")
         axes.set_xlim(-6, 3)  # LookSAM's collapsed runs would take two thirds of the width
-        axes.annotate(f"{rows[0].over_sam[0]:.1f} ± {rows[0].over_sam[1]:.1f}", (-5.9, 0.2), fontsize=8, color=INK)
+        axes.annotate(rows[0].over_sam.words(1), (-5.9, 0.2), fontsize=8, color=INK)
         axes.set_title("Name, and time of training over the base's; squares: controls", loc="left", fontsize=9)
 
     return write_picture(path, drawn, width=8.0, height=6.4)
-
-
-def _gain(accuracy: dict[tuple[str, str], dict[int, float]], regime: str, name: str, other: str) -> float:
-    ours, theirs = accuracy[regime, name], accuracy[regime, other]
-    return fmean(ours[seed] - theirs[seed] for seed in ours if seed in theirs)
-
-
-def _interval(values: Sequence[float]) -> tuple[float, float]:
-    return fmean(values), T_95 * stdev(values) / math.sqrt(len(values))
 
 
 if __name__ == "__main__":

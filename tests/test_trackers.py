@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import problem
 
 from esam import METHODS, RECOMMENDED, SAM
 from esam.cli import main
@@ -52,22 +53,22 @@ def test_tensorboard_has_the_figures_of_the_record(tmp_path):
     assert last["radius"] > 0 and 0 < last["cosine"] < 1
 
 
-def test_radius_and_cosine_are_those_that_two_gradients_by_hand_have(make_problem):
-    problem = make_problem()
-    optimizer = SAM(torch.optim.SGD(problem.model.parameters(), lr=0.1), problem.model, rho=0.3)
+def test_radius_and_cosine_are_those_that_two_gradients_by_hand_have():
+    p = problem()
+    optimizer = SAM(torch.optim.SGD(p.model.parameters(), lr=0.1), p.model, rho=0.3)
     values, cosines = StepValues(optimizer), []
     for _ in range(12):  # more than an optimizer monitors by itself
-        weights = list(problem.model.parameters())
-        first = torch.autograd.grad(problem.loss_of(problem.x, problem.y).mean(), weights)
+        weights = list(p.model.parameters())
+        first = torch.autograd.grad(p.loss_of(p.x, p.y).mean(), weights)
         norm = torch.cat([g.flatten() for g in first]).norm()
         with torch.no_grad():
-            moved = dict(zip(dict(problem.model.named_parameters()), weights, strict=True))
+            moved = dict(zip(dict(p.model.named_parameters()), weights, strict=True))
             moved = {n: (w + 0.3 * g / norm).requires_grad_() for (n, w), g in zip(moved.items(), first, strict=True)}
-        outputs = torch.func.functional_call(problem.model, moved, problem.x)
-        second = torch.autograd.grad(F.cross_entropy(outputs, problem.y), list(moved.values()))
+        outputs = torch.func.functional_call(p.model, moved, p.x)
+        second = torch.autograd.grad(F.cross_entropy(outputs, p.y), list(moved.values()))
         flat = [torch.cat([g.flatten() for g in each]) for each in (first, second)]
         cosines.append(float(F.cosine_similarity(*flat, dim=0)))
-        problem.step(optimizer)
+        p.step(optimizer)
     read = values.read({"forwards": 4.0, "backwards": 4.0, "epoch": 2})
     cosine = sum(cosines) / len(cosines)
     assert read == pytest.approx({"esam/overhead": 2.0, "esam/radius": 0.3, "esam/cosine": cosine}, rel=1e-9)

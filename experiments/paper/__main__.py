@@ -6,11 +6,11 @@ python -m experiments.paper runs --jobs 2 --data DIR     do it, and commit; kill
 python -m experiments.paper table1 --plan                all that its runs set, and what is left
 python -m experiments.paper table1 --jobs 2 --data DIR   do what is missing, print the table, draw it
 python -m experiments.paper claims                       every claim and its verdict
-python -m experiments.paper draw                         every picture, from the same
-python -m experiments.paper commit                       add what was finished here to results/paper.jsonl.xz
+python -m experiments.paper draw                         every picture, from the same, into docs/paper/
 
-A process of A.4 takes 11 GB, so only one of them runs where two do not fit. To keep two cores busy there, start
-``runs --only appendix4``, and ``runs --only`` with the other items, with one process each.
+``runs`` commits: it adds what is finished to results/paper.jsonl.xz, where nothing is ever replaced. A process of A.4
+takes 11 GB, so one runs at a time. To keep two cores busy there, start ``runs --only appendix4``, and ``runs --only``
+with the other items, with one process each.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from esam.report.sheets import as_markdown, as_text
+from esam.report.sheets import as_text
 
 from .hyperparameters import SCALES
-from .items import ITEMS, Judged, claims_sheet, counted, judged, sections_of, tables_of
-from .jobs import that_fit, work_through
-from .plan import item_list, item_plan, runs_sheet
+from .items import ITEMS, sections_of
+from .jobs import work_through
+from .page import PICTURES, Judged, claims_sheet, counted, draw_item, item_list, item_plan, judged, runs_sheet
 from .results import Results, open_results
-
-OUT = Path("runs/paper")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -50,60 +48,47 @@ def main(arguments: list[str] | None = None) -> int:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     """Return the options; each command has its own, and refuses the others'."""
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        prog="python -m experiments.paper", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.set_defaults(scale="cpu", out=OUT)
-    common = argparse.ArgumentParser(add_help=False)
+    common, working = (argparse.ArgumentParser(add_help=False) for _ in range(2))
     common.add_argument("--scale", choices=SCALES, default="cpu", help="the paper's own size, or one for two CPU cores")
-    common.add_argument("--out", type=Path, default=OUT, help="where measurements go (default %(default)s)")
-    working = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--out", type=Path, default=Path("runs/paper"), help="where measurements go (default %(default)s)"
+    )
     working.add_argument("--plan", action="store_true", help="say what would be done and what it sets; do nothing")
     working.add_argument("--jobs", type=int, default=1, help="processes at a time, one thread each (default 1)")
-    working.add_argument(
-        "--data", type=Path, help="folder with cifar10/, cifar100/, tiny_imagenet_20.npz (or ESAM_DATA)"
+    working.add_argument("--data", type=Path, help="folder with cifar10/, cifar100/, tiny_imagenet_20.npz (ESAM_DATA)")
+    parser = argparse.ArgumentParser(
+        "python -m experiments.paper", None, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.set_defaults(scale="cpu", out=Path("runs/paper"))
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, module in ITEMS.items():
         commands.add_parser(name, parents=[common, working], help=f"{module.NUMBER}: {module.TITLE}")
     runs = commands.add_parser("runs", parents=[common, working], help="all runs, in order")
     runs.add_argument("--only", nargs="+", choices=ITEMS, default=list(ITEMS), metavar="ITEM", help="of these items")
-    claims = commands.add_parser("claims", parents=[common], help="every claim and its verdict")
-    claims.add_argument("--markdown", action="store_true", help="as a table for a page")
-    drawing = commands.add_parser("draw", parents=[common], help="every picture")
-    drawing.add_argument("--pictures", type=Path, default=Path("docs/paper"), help="their folder (default %(default)s)")
-    commands.add_parser("commit", parents=[common], help="add what was finished here to the committed pack")
+    commands.add_parser("claims", parents=[common], help="every claim and its verdict")
+    commands.add_parser("draw", parents=[common], help="every picture")
     return parser.parse_args(arguments)
 
 
 def carry_out(options: argparse.Namespace) -> None:
     """Do what a command says."""
-    results = open_results(options.scale, options.out)
-    if options.command is None:
+    results, command = open_results(options.scale, options.out), options.command
+    if command is None:
         print(item_list(results))
-    elif options.command == "claims":
-        if options.markdown:
-            print(as_markdown(claims_sheet(judged(results))))
-        else:
-            print_claims(judged(results))
-    elif options.command == "draw":
-        paths = [path for module in ITEMS.values() for path in module.draw(results, options.pictures)]
-        print("\n".join(map(str, paths)) or "nothing to draw yet")
-    elif options.command == "commit":
-        if results.store.pack is None:
-            raise ValueError(f"only what is made at the scale cpu is committed, got {options.scale}")
-        print(f"{results.store.commit()} files added to {results.store.pack}")
+    elif command == "claims":
+        print_claims(judged(results))
+    elif command == "draw":
+        print(*(path for name in ITEMS for path in draw_item(name, results, PICTURES)), sep="\n")
     elif options.plan:
-        print(as_text(runs_sheet(results)) if options.command == "runs" else item_plan(options.command, results))
-    elif options.command == "runs":
+        print(as_text(runs_sheet(results, options.only)) if command == "runs" else item_plan(command, results))
+    elif command == "runs":
         make(options.only, results, options.jobs, commit=results.store.pack is not None)
     else:
-        make([options.command], results, options.jobs)
-        for sheet in tables_of(options.command, results):
-            print(as_text(sheet), end="\n\n")
-        print_claims([row for row in judged(results) if row[0] == options.command])
-        print(*ITEMS[options.command].draw(results, results.store.folder / "pictures"), sep="\n")
+        make([command], results, options.jobs)
+        if tables := getattr(ITEMS[command], "tables", None):  # a figure has none
+            print(*map(as_text, tables(results)), sep="\n\n", end="\n\n")
+        print_claims([row for row in judged(results) if row[0] == command])
+        print(*draw_item(command, results, results.store.folder / "pictures"), sep="\n")
 
 
 def make(names: list[str], results: Results, at_once: int, *, commit: bool = False) -> None:
@@ -115,7 +100,7 @@ def make(names: list[str], results: Results, at_once: int, *, commit: bool = Fal
         # asked for again each time: some runs follow from what others found
         section = next(section for section in sections_of(names, results) if section.title == title)
         print(title, flush=True)
-        fit = that_fit(at_once, section.gigabytes)
+        fit = 1 if section.alone else at_once
         failed += work_through(section.jobs, results.store, results.scale, at_once=fit, fresh=section.fresh)
         if commit:
             results.store.commit()

@@ -15,9 +15,9 @@ from typing import Any
 from esam.analysis.picture import write_picture
 
 from . import probe, rules
-from .hyperparameters import CIFAR4, RESNET, Column, Scale
-from .jobs import Job, training
-from .results import Claim, Judge, Results
+from .hyperparameters import CIFAR4, RESNET, Column
+from .jobs import Training, trainings
+from .results import Claim, Judge, Results, on_each
 from .rules import Verdict
 from .store import EPOCHS, RECORD, Line
 
@@ -27,15 +27,15 @@ Pick = Callable[[Line], Sequence[float]]
 """What is taken out of an epoch's line: a value a batch, none where it was not probed."""
 
 
-def jobs(scale: Scale) -> list[Job]:
-    """Return the runs of ESAM that are probed."""
-    return [training(scale, column, "esam", seed) for seed in range(scale.few) for column in CIFAR4]
+def runs_of(results: Results, column: Column) -> list[Training]:
+    """Return the probed runs of a column that are finished."""
+    runs = trainings(results.scale, results.scale.few, [column], ["esam"])
+    return [run for run in runs if results.store.end(run.name) is not None]
 
 
 def epochs(results: Results, column: Column) -> list[list[Line]]:
     """Return what was seen in every epoch, for each probed run."""
-    names = [training(results.scale, column, "esam", seed).name for seed in range(results.scale.few)]
-    return [results.store.lines(f"{name}/{EPOCHS}") or [] for name in names if results.store.end(name) is not None]
+    return [results.store.lines(f"{run.name}/{EPOCHS}") or [] for run in runs_of(results, column)]
 
 
 def fitted_from(results: Results, column: Column) -> int | None:
@@ -43,21 +43,17 @@ def fitted_from(results: Results, column: Column) -> int | None:
 
     None where some run did not record it in every epoch.
     """
-    last_below = 0
-    for seed in range(results.scale.few):
-        lines = results.store.lines(f"{training(results.scale, column, 'esam', seed).name}/{RECORD}") or []
-        for line in lines:
-            if line["kind"] == "epoch" and line.get("train_accuracy") is None:
-                return None
-            if line["kind"] == "epoch" and line["train_accuracy"] < rules.FITTED / 100:
-                last_below = max(last_below, line["epoch"])
-    return last_below + 1
+    records = [results.store.lines(f"{run.name}/{RECORD}") or [] for run in runs_of(results, column)]
+    lines = [line for record in records for line in record if line["kind"] == "epoch"]
+    if any(line.get("train_accuracy") is None for line in lines):
+        return None
+    return 1 + max((line["epoch"] for line in lines if line["train_accuracy"] < rules.FITTED / 100), default=0)
 
 
-def by_seed(results: Results, column: Column, pick: Pick) -> list[float]:
-    """Return the mean over all probed batches of each run."""
+def batches(results: Results, column: Column, pick: Pick) -> list[list[float]]:
+    """Return what all probed batches came to, for each run."""
     found = [[value for line in lines for value in pick(line)] for lines in epochs(results, column)]
-    return [fmean(values) for values in found if values]
+    return [values for values in found if values]
 
 
 def named(name: str) -> Pick:
@@ -65,14 +61,14 @@ def named(name: str) -> Pick:
     return lambda line: line.get(name, [])
 
 
-def gap(high: str, low: str) -> Pick:
+def gap(high: Pick, low: Pick) -> Pick:
     """Return what picks the difference of two figures."""
-    return lambda line: [a - b for a, b in zip(line.get(high, []), line.get(low, []), strict=True)]
+    return lambda line: [a - b for a, b in zip(high(line), low(line), strict=True)]
 
 
 def rise(name: str, to: str, start: str) -> Pick:
     """Return what picks how much a set's loss rises between two points."""
-    return gap(f"{name} at {to}", f"{name} at {start}")
+    return gap(named(f"{name} at {to}"), named(f"{name} at {start}"))
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -90,16 +86,15 @@ def draw(results: Results, folder: Path) -> list[Path]:
             for name in ("B+", "random", "B-"):
                 _curve(bottom, runs, f"cosine {name}", COLOURS[name], "-")
             top.set_yscale("log")
-            top.set_title(f"{results.title(column)}, n = {len(runs)} runs", loc="left", fontsize=8)
+            top.set_title(f"{results.title(column)}, n = {len(runs)}", loc="left", fontsize=8)
             bottom.set(xlabel="epoch")
             if (fitted := fitted_from(results, column)) is not None:
-                for axes in (top, bottom):
-                    axes.axvline(fitted, color="#b0b8c0", linewidth=1, zorder=0)
+                top.axvline(fitted, color="#b0b8c0", linewidth=1, zorder=0, label="images fitted")
         grid[0][0].set(ylabel="mean loss in the step")
         grid[1][0].set(ylabel="cosine to the batch's gradient")
         curves = [pair for row in grid for pair in zip(*row[0].get_legend_handles_labels(), strict=True)]
         figure.legend(*zip(*curves, strict=True), loc="outside lower center", ncols=4, fontsize=8)
-        title = "A.2: ESAM's training, means of the epoch; bands: deviation of runs; a grey line, if any: images fitted"
+        title = "A.2: ESAM's training, means of the epoch over n runs; bands: their deviation; eps: at theta + eps"
         figure.suptitle(title, fontsize=9)
 
     def along(figure: Any) -> None:
@@ -113,7 +108,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
         axes.grid(True)
         axes.legend()
 
-    written = write_picture(folder / "appendix2.png", losses, width=2.6 * max(2, len(columns)), height=5.0)
+    written = write_picture(folder / "appendix2.png", losses, width=2.3 * max(2, len(columns)), height=5.0)
     return written + (write_picture(folder / "figure2.png", along, width=6.0, height=4.0) if RESNET in columns else [])
 
 
@@ -134,16 +129,13 @@ def _banded(
 
 
 def _every_epoch(high: str, low: str) -> Judge:
-    def judge(results: Results) -> Verdict:
-        verdicts = []
-        for column in CIFAR4:
-            runs = epochs(results, column)
-            found = [[v for line in lines for v in gap(high, low)(line)] for lines in zip(*runs, strict=False)]
-            if found := [values for values in found if values]:
-                verdicts.append(rules.every_epoch(found, fitted_from(results, column), f"{results.title(column)}: "))
-        return rules.worst(verdicts, "no probed runs")
+    def judge(results: Results, column: Column) -> Verdict | None:
+        pick = gap(named(high), named(low))
+        together = zip(*epochs(results, column), strict=False)
+        found = [values for lines in together if (values := [v for line in lines for v in pick(line)])]
+        return rules.every_epoch(found, fitted_from(results, column)).on(results.title(column)) if found else None
 
-    return judge
+    return on_each(CIFAR4, judge, "no probed runs")
 
 
 def _rises(results: Results) -> Verdict:
@@ -161,30 +153,26 @@ def _rises(results: Results) -> Verdict:
 def _over_seeds(pick: Pick, columns: Sequence[Column] = CIFAR4) -> Judge:
     """Return the judge that a mean over batches is above zero, over seeds, on every task."""
 
-    def judge(results: Results) -> Verdict:
-        verdicts = []
-        for column in columns:
-            if values := by_seed(results, column, pick):
-                found = rules.interval(values)
-                words = f"{results.title(column)} {found.words(3)} (n = {found.n} runs)"
-                verdicts.append(rules.above(found, 0.0, words))
-        return rules.worst(verdicts, "no probed runs")
+    def judge(results: Results, column: Column) -> Verdict | None:
+        values = batches(results, column, pick)
+        if not values:
+            return None
+        found = rules.interval(list(map(fmean, values)))
+        return rules.above(found, 0.0, f"{results.title(column)} {found.words(3)} (n = {found.n} runs)")
 
-    return judge
+    return on_each(columns, judge, "no probed runs")
 
 
-def _rises_more(line: Line) -> list[float]:
-    high, low = (rise(name, "1", "0")(line) for name in ("B+", "B-"))
-    return [a - b for a, b in zip(high, low, strict=True)]
-
-
+NEARER_THAN_REST = gap(named("cosine B+"), named("cosine B-"))
+NEARER_THAN_RANDOM = gap(named("cosine B+"), named("cosine random"))
+RISES_MORE = gap(rise("B+", "1", "0"), rise("B-", "1", "0"))
 CLAIMS = (
     Claim("R_B- <= R_B <= R_B+", "by construction", _rises),
     Claim("L_B- <= L_B+ at theta", "in every epoch", _every_epoch("B+ at theta", "B- at theta")),
     Claim("L_B <= L_B+ at theta + eps", "in every epoch", _every_epoch("B+ at eps", "B at eps")),
-    Claim("B+ is nearer to B than B-", "much higher cosine", _over_seeds(gap("cosine B+", "cosine B-"))),
-    Claim("B+ is nearer to B than a random half", "much higher cosine", _over_seeds(gap("cosine B+", "cosine random"))),
+    Claim("B+ is nearer to B than B-", "much higher cosine", _over_seeds(NEARER_THAN_REST)),
+    Claim("B+ is nearer to B than a random half", "much higher cosine", _over_seeds(NEARER_THAN_RANDOM)),
     Claim("A sample's rise goes with its loss", "positively correlated", _over_seeds(named("correlation"))),
     Claim("The gradient of B+ aligns with eps (alpha = 0)", "aligns", _over_seeds(named("alignment"))),
-    Claim("The loss of B+ rises more than B-'s along eps", "Figure 2", _over_seeds(_rises_more, [RESNET])),
+    Claim("The loss of B+ rises more than B-'s along eps", "Figure 2", _over_seeds(RISES_MORE, [RESNET])),
 )

@@ -15,21 +15,19 @@ from typing import Any
 from esam.analysis.picture import write_picture
 
 from . import rules
-from .appendix2 import by_seed, epochs, jobs, named
+from .appendix2 import batches, named
 from .hyperparameters import RESNET
 from .probe import BETAS
 from .results import Claim, Judge, Results
 from .rules import Verdict
 
 NUMBER, TITLE = "Figure of A.3", "Linearity of the loss along SWP's perturbation"
-__all__ = ["CLAIMS", "NUMBER", "TITLE", "draw", "jobs"]
 FORMS = {"": "eps divided by beta, as in Algorithm 1", " undivided": "eps not divided by beta"}
 
 
 def probed(results: Results, name: str) -> list[list[float]]:
     """Return a figure in every probed batch, for each seed."""
-    found = [[v for line in lines for v in line.get(name, [])] for lines in epochs(results, RESNET)]
-    return [values for values in found if values]
+    return batches(results, RESNET, named(name))
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -71,12 +69,12 @@ def _slope(kind: str, form: str = "") -> Judge:
 
 
 def _unbiased(results: Results) -> Verdict:
-    values = by_seed(results, RESNET, named("mean distance"))
-    if not values:
+    """Judge that the mean of many masks is SAM's eps, up to what chance explains (rule 13)."""
+    cosines, distances = ([fmean(own) for own in probed(results, f"mean {what}")] for what in ("cosine", "distance"))
+    if not distances:
         return Verdict(rules.NOT_RUN, "no probed runs")
-    cosine = fmean(by_seed(results, RESNET, named("mean cosine")))
-    ratio = fmean(values)
-    words = f"cosine {cosine:.4f}; {ratio:.2f} times the distance that chance explains (n = {len(values)} runs)"
+    ratio, n = fmean(distances), len(distances)
+    words = f"cosine {fmean(cosines):.4f}; {ratio:.2f} times the distance that chance explains (n = {n} runs)"
     return Verdict(rules.HOLDS if ratio <= 1.5 else rules.CONTRADICTED, words)
 
 

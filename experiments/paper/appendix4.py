@@ -10,67 +10,69 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
-from esam.analysis.picture import write_picture
-from esam.report.sheets import Sheet
+from esam.analysis.picture import INK, write_picture
 from esam.train.record import environment
 
 from . import rules
 from .hyperparameters import Scale
 from .jobs import Job
-from .results import Claim, Judge, Results
+from .results import Claim, Judge, Results, on_each
 from .rules import Fit, Verdict
 from .store import Store
 
 NUMBER, TITLE = "Tables of A.4", "What SWP saves: g(N, beta) on MLPs"
-CASES = {"serial": 1, "crossed": 2}
-"""Units a layer."""
-WORDS = {"serial": "one unit a layer", "crossed": "two units a layer, cross connections"}
-PAPER_FITS = {"serial": (0.3185, 0.1310), "crossed": (0.3143, 0.0737)}
-PAPER = {
-    "serial": {
-        50: {0.9: 3.42, 0.5: 16.28, 0.1: 30.08},
-        75: {0.9: 3.44, 0.5: 15.79, 0.1: 30.42},
-        100: {0.9: 3.37, 0.5: 15.86, 0.1: 29.56},
-        125: {0.9: 2.94, 0.5: 14.87, 0.1: 29.42},
-    },
-    "crossed": {
-        25: {0.9: 2.88, 0.5: 15.54, 0.1: 30.03},
-        50: {0.9: 2.34, 0.5: 15.10, 0.1: 29.83},
-        65: {0.9: 2.23, 0.5: 14.95, 0.1: 29.22},
-        75: {0.9: 2.22, 0.5: 15.10, 0.1: 28.68},
-    },
-}
-"""g(N, beta) as printed, in per cent."""
 BATCH = 128
+GIVING_BACK = "-giving-back"
+COLOURS = ("#1f6fb4", "#0d8f58", "#d2731d", "#c4273a")
+PRINTED = (0.9, 0.5, 0.1)
+"""The betas whose g the paper prints."""
 
 
-class ToyMLP(nn.Module):
-    """Equal layers, each the sum of what its units make of the layers before it, one unit for each of them."""
+@dataclass(frozen=True)
+class Case:
+    """A kind of MLP: units a layer, the paper's k1 and k2, and its printed g in per cent by N, at the betas PRINTED."""
 
-    def __init__(self, layers: int, width: int, units: int) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(
-            nn.ModuleList(nn.Linear(width, width, bias=False) for _ in range(units)) for _ in range(layers)
-        )
-        for weight in self.parameters():  # torch's own fade with depth, into numbers that a CPU is slow with
-            nn.init.normal_(weight, std=(2 / width / units) ** 0.5)
+    units: int
+    words: str
+    fit: tuple[float, float]
+    printed: Mapping[int, Sequence[float]]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, width) to the same shape."""
-        before: list[Tensor] = [x] * len(self.layers[0])  # type: ignore[arg-type]
-        for units in self.layers:
-            made = [unit(h) for unit, h in zip(units, before, strict=True)]  # type: ignore[call-overload]
-            before = [torch.relu(reduce(torch.add, made)), *before[:-1]]
-        return before[0]
+
+CASES = {
+    "serial": Case(
+        1,
+        "one unit a layer",
+        (0.3185, 0.1310),
+        {50: (3.42, 16.28, 30.08), 75: (3.44, 15.79, 30.42), 100: (3.37, 15.86, 29.56), 125: (2.94, 14.87, 29.42)},
+    ),
+    "crossed": Case(
+        2,
+        "two units a layer, cross connections",
+        (0.3143, 0.0737),
+        {25: (2.88, 15.54, 30.03), 50: (2.34, 15.10, 29.83), 65: (2.23, 14.95, 29.22), 75: (2.22, 15.10, 28.68)},
+    ),
+}
+
+
+def forward(weights: Sequence[Tensor], units: int, x: Tensor) -> Tensor:
+    """Return what an MLP makes of x: each layer the sum of what its units make of the layers before it."""
+    before = [x] * units
+    for at in range(0, len(weights), units):
+        made = map(F.linear, before, weights[at : at + units])
+        before = [torch.relu(reduce(torch.add, made)), *before[:-1]]
+    return before[0]
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,11 @@ class Savings(Job):
         work = f"{self.name}.work.jsonl"
         done = store.lines(work) or []
         torch.manual_seed(self.layers)
-        network = ToyMLP(self.layers, scale.width, CASES[self.case])
-        weights, x = list(network.parameters()), torch.randn(BATCH, scale.width)
+        units, x = CASES[self.case].units, torch.randn(BATCH, scale.width)
+        std = (2 / scale.width / units) ** 0.5  # torch's own fade with depth, into numbers that a CPU is slow with
+        weights = [torch.randn(scale.width, scale.width).mul_(std) for _ in range(units * self.layers)]
         names = ["sam", *(f"{beta:g}" for beta in scale.betas)]
-        _pass_seconds(network, weights, x, range(len(weights)))
+        pass_seconds(weights, units, x, range(len(weights)))
         for draw in range(len(done), scale.draws):
             generator, seconds = torch.Generator().manual_seed(1_000 * self.layers + draw), {}
             for at in torch.randperm(len(names), generator=generator).tolist():
@@ -101,66 +104,49 @@ class Savings(Job):
                 if names[at] != "sam" and float(names[at]) < 1:
                     drawn = (torch.rand(len(weights), generator=generator) < float(names[at])).nonzero().flatten()
                     picks = drawn.tolist() or [int(torch.randint(len(weights), (1,), generator=generator))]
-                seconds[names[at]] = float(f"{_pass_seconds(network, weights, x, picks):.5g}")
+                seconds[names[at]] = float(f"{pass_seconds(weights, units, x, picks):.5g}")
             done.append({"draw": draw, **seconds})
             store.write(work, done)
         about = {"width": scale.width, "batch": BATCH, "layers": self.layers, "environment": environment("cpu")}
         store.write(f"{self.name}.jsonl", [about, *done])
         (store.folder / work).unlink(missing_ok=True)
 
-    def hours(self, scale: Scale) -> float:
-        """Return the hours of all passes: 6 operations a weight and sample, of which a core does 64e9 a second."""
-        weights = self.layers * CASES[self.case] * scale.width**2
-        return 6 * weights * BATCH * (len(scale.betas) + 1) * (scale.draws + 1) * 0.8 / 64e9 / 3600
 
-
-def _pass_seconds(network: nn.Module, weights: Sequence[Tensor], x: Tensor, picks: Sequence[int]) -> float:
+def pass_seconds(weights: Sequence[Tensor], units: int, x: Tensor, picks: Sequence[int]) -> float:
     """Return the processor time of SAM's first pass: forward, and backward to the drawn tensors alone."""
-    chosen = set(picks)
     for number, weight in enumerate(weights):
-        weight.requires_grad_(number in chosen)
+        weight.requires_grad_(number in picks)
     start = time.process_time()
-    torch.autograd.grad(network(x).square().mean(), [weights[number] for number in sorted(chosen)])
+    torch.autograd.grad(forward(weights, units, x).square().mean(), [weights[number] for number in picks])
     return time.process_time() - start
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep the memory that it frees; tell whether the C library can (glibc)."""
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, TypeError, AttributeError):
-        return False
+def keep_freed_memory() -> None:
+    """Let this process keep the memory that it frees, where the C library can (glibc)."""
     trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # the parameters of malloc.h
-    sizes = {trim_threshold: 2**31 - 1, top_pad: 2**28, mmap_threshold: 2**30}
-    return bool(min(mallopt(parameter, size) for parameter, size in sizes.items()))
+    with suppress(OSError, TypeError, AttributeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, size in ((trim_threshold, 2**31 - 1), (top_pad, 2**28), (mmap_threshold, 2**30)):
+            mallopt(parameter, size)
 
 
-def jobs(scale: Scale) -> list[Job]:
+def jobs(scale: Scale) -> Sequence[Job]:
     """Return a job for each case and depth; and the smallest depth again in a process that gives memory back."""
-    depths = {"serial": scale.serial, "crossed": scale.crossed}
-    found = [Savings(f"savings/{case}-{n}", case, n) for case, ns in depths.items() for n in ns]
-    again = [Savings(f"savings/{case}-{ns[0]}-giving-back", case, ns[0], False) for case, ns in depths.items()]
-    return [*found, *again]
-
-
-def gigabytes(scale: Scale) -> float:
-    """Return what the deepest net takes: its weights and their gradients."""
-    layers = max(CASES["serial"] * max(scale.serial), CASES["crossed"] * max(scale.crossed))
-    return 8e-9 * layers * scale.width**2 + 0.5
+    found = [Savings(f"savings/{case}-{n}", case, n) for case in CASES for n in scale.depths[case]]
+    again = [(case, scale.depths[case][0]) for case in CASES]
+    return found + [Savings(f"savings/{case}-{n}{GIVING_BACK}", case, n, keep_memory=False) for case, n in again]
 
 
 def measured(results: Results, case: str, suffix: str = "") -> dict[tuple[int, float], tuple[float, float]]:
     """Return g(N, beta) by ratios of total times, with its standard error by the draws' deviations."""
     found = {}
-    depths = results.scale.serial if case == "serial" else results.scale.crossed
-    for layers in depths:
+    for layers in results.scale.depths[case]:
         _, *draws = results.store.lines(f"savings/{case}-{layers}{suffix}.jsonl") or [{}]
         for beta in results.scale.betas if len(draws) > 1 else ():
             swp, sam = [d[f"{beta:g}"] for d in draws], [d["sam"] for d in draws]
             ratio = sum(swp) / sum(sam)
-            off = rules.interval([a - ratio * b for a, b in zip(swp, sam, strict=True)])
-            error = off.half / rules.quantile(0.975, off.n) * len(draws) / sum(sam)
-            found[layers, beta] = (1 - ratio, error)
+            off = stdev([a - ratio * b for a, b in zip(swp, sam, strict=True)])
+            found[layers, beta] = (1 - ratio, off * len(draws) ** 0.5 / sum(sam))
     return found
 
 
@@ -168,22 +154,6 @@ def fitted(results: Results, case: str) -> Fit | None:
     """Return the fit of the paper's form, None where nothing is measured."""
     found = {key: g for key, (g, _) in measured(results, case).items() if key[1] < 1}
     return rules.fit_savings(found) if len(found) > 2 else None
-
-
-def tables(results: Results) -> Sequence[Sheet]:
-    """Return g for every depth and beta beside the paper's, and the fits."""
-    sheets = []
-    for case in CASES:
-        rows = []
-        for (layers, beta), (g, error) in measured(results, case).items():
-            theirs = PAPER[case].get(layers, {}).get(beta)
-            paper = "–" if theirs is None else f"{theirs:.2f}"
-            rows.append((f"N = {layers}, beta = {beta:g}", f"{100 * g:.2f} ± {100 * error:.2f}", paper))
-        fit = fitted(results, case)
-        words = "" if fit is None else f"; {_words(fit)}"
-        title = f"A.4, {WORDS[case]}: saved of SAM's first pass, % ± standard error{words}"
-        sheets.append(Sheet(title, ("", "measured", "paper"), tuple(rows)))
-    return sheets
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
@@ -197,30 +167,30 @@ def draw(results: Results, folder: Path) -> list[Path]:
 
         every, betas = figure.subplots(1, len(found), squeeze=False, sharey=True)[0], np.linspace(0.1, 1, 100)
         for axes, (case, points) in zip(every, found.items(), strict=True):
-            depths = sorted({layers for layers, _ in points})
-            for number, layers in enumerate(depths):
-                style = {"color": ("#1f6fb4", "#0d8f58", "#d2731d", "#c4273a")[number % 4]}
-                aside = 0.01 * (number - 1.5)  # the depths' points beside each other
-                here = [(beta + aside, 100 * g, 200 * e) for (n, beta), (g, e) in points.items() if n == layers]
+            layers = sorted({n for n, _ in points})
+            for number, n in enumerate(layers):
+                colour, aside = COLOURS[number % 4], 0.01 * (number - 1.5)  # the depths' points beside each other
+                here = [(beta + aside, 100 * g, 200 * e) for (m, beta), (g, e) in points.items() if m == n]
                 xs, ys, errors = zip(*here, strict=True)
-                axes.errorbar(xs, ys, yerr=errors, fmt="o", ms=3, label=f"N = {layers}", **style)
-                printed = PAPER[case].get(layers, {})
-                axes.plot([b + aside for b in printed], list(printed.values()), "D", ms=5, mfc="none", **style)
-            lines = {"paper's": (PAPER_FITS[case], ":")}
-            if (fit := fitted(results, case)) is not None:
-                lines["our"] = ((fit.k1.mean, fit.k2.mean), "-")
-            for whose, ((k1, k2), dash) in lines.items():
-                curve = 100 * (k1 * (1 - betas) + k2 * (1 - betas) / (depths[0] * betas))
-                axes.plot(betas, curve, dash, lw=1, color="#39424d", label=f"{whose} fit, N = {depths[0]}")
-            axes.set_title(WORDS[case], loc="left", fontsize=9)
+                axes.errorbar(xs, ys, yerr=errors, fmt="o", ms=3, color=colour, label=f"N = {n}")
+                if n in CASES[case].printed:
+                    xs = tuple(beta + aside for beta in PRINTED)
+                    axes.plot(xs, CASES[case].printed[n], "D", ms=5, mfc="none", color=colour)
+            fits = {"the paper's fit": (CASES[case].fit, ":")}
+            if fit := fitted(results, case):
+                fits["our fit"] = ((fit.k1.mean, fit.k2.mean), "-")
+            for words, ((k1, k2), dash) in fits.items():
+                curve = rules.form((layers[0], betas), k1, k2)
+                axes.plot(betas, 100 * curve, dash, lw=1, color=INK, label=f"{words}, N = {layers[0]}")
+            axes.set_title(CASES[case].words, loc="left", fontsize=9)
             axes.set(xlabel="beta")
             axes.grid(True)
             axes.legend(fontsize=7)
         every[0].set(ylabel="saved of SAM's first pass, %")
-        about = (results.store.lines(f"savings/{case}-{depths[0]}.jsonl") or [])[0]
+        about = (results.store.lines(f"savings/{case}-{layers[0]}.jsonl") or [])[0]
         machine = f"{about['width']:,} units, batch {about['batch']}, one thread of {about['environment']['hardware']}"
         words = "filled: here, bars of two standard errors; diamonds: printed in the paper"
-        figure.suptitle(f"A.4: {machine}\n{words}", fontsize=9)
+        figure.suptitle(f"A.4: {machine}, n = {results.scale.draws} draws\n{words}", fontsize=9)
 
     return write_picture(folder / "appendix4.png", drawn, width=9.0, height=4.2)
 
@@ -228,52 +198,47 @@ def draw(results: Results, folder: Path) -> list[Path]:
 def _fitted(judge: Callable[[str, Fit, str], Verdict]) -> Judge:
     """Return the judge of both cases' fits."""
 
-    def both(results: Results) -> Verdict:
-        fits = {case: fit for case in CASES if (fit := fitted(results, case)) is not None}
-        return rules.worst([judge(case, fit, f"{case}: {_words(fit)}") for case, fit in fits.items()], "not timed")
+    def judge_case(results: Results, case: str) -> Verdict | None:
+        fit = fitted(results, case)
+        return judge(case, fit, f"{case}: {_words(fit)}") if fit is not None else None
 
-    return both
+    return on_each(CASES, judge_case, "not timed")
 
 
 def _words(fit: Fit) -> str:
     return f"k1 {fit.k1.words(3, '')}, k2 {fit.k2.words(3, '')}, R² {fit.r_squared:.4f}"
 
 
-def _falls_with_depth(results: Results) -> Verdict:
-    verdicts = []
-    for case in CASES:
-        found = measured(results, case)
-        depths = sorted({layers for layers, _ in found})
-        if len(depths) > 1:
-            gaps = [found[depths[0], beta][0] - found[depths[-1], beta][0] for beta in results.scale.betas if beta < 1]
-            gap = rules.interval([100 * value for value in gaps])
-            words = f"{case}: {gap.words()} points more at N = {depths[0]} than at {depths[-1]} (n = {gap.n} betas)"
-            verdicts.append(rules.superior(gap, words))
-    return rules.worst(verdicts, "not timed")
+def _falls_with_depth(results: Results, case: str) -> Verdict | None:
+    found = measured(results, case)
+    depths = sorted({layers for layers, _ in found})
+    if len(depths) < 2:
+        return None
+    gaps = [found[depths[0], beta][0] - found[depths[-1], beta][0] for beta in results.scale.betas if beta < 1]
+    gap = rules.interval([100 * value for value in gaps])
+    words = f"{case}: {gap.words()} points more at N = {depths[0]} than at {depths[-1]} (n = {gap.n} betas)"
+    return rules.above(gap, 0.0, words)
 
 
-def _storing(results: Results) -> Verdict:
+def _storing(results: Results, case: str) -> Verdict | None:
     """Judge that storing is most of what is saved: how much of g goes where freed memory is kept (rule 16)."""
-    verdicts = []
-    for case in CASES:
-        kept, given = measured(results, case), measured(results, case, "-giving-back")
-        shares = [1 - kept[key][0] / given[key][0] for key in given if key in kept and key[1] < 1 and given[key][0] > 0]
-        if shares:
-            found = rules.interval([100 * share for share in shares])
-            words = f"{case}: {found.words(0, '')} % of g goes with it (n = {found.n} betas)"
-            verdicts.append(rules.above(found, 50.0, words))
-    return rules.worst(verdicts, "not timed")
+    kept, given = measured(results, case), measured(results, case, GIVING_BACK)
+    shares = [1 - kept[key][0] / given[key][0] for key in given if key in kept and key[1] < 1 and given[key][0] > 0]
+    if not shares:
+        return None
+    found = rules.interval([100 * share for share in shares])
+    return rules.above(found, 50.0, f"{case}: {found.words(0, '')} % of g goes with it (n = {found.n} betas)")
 
 
 def _constant(number: int) -> Judge:
     """Return the judge that k1 (0) or k2 (1) is the paper's."""
-    return _fitted(lambda case, fit, w: rules.papers_constant((fit.k1, fit.k2)[number], PAPER_FITS[case][number], w))
+    return _fitted(lambda case, fit, w: rules.papers_constant((fit.k1, fit.k2)[number], CASES[case].fit[number], w))
 
 
 CLAIMS = (
     Claim("g(N, beta) has the paper's form", "R² .9983, .9989", _fitted(lambda _, fit, w: rules.form_holds(fit, w))),
     Claim("k1", "0.3185, 0.3143", _constant(0)),
     Claim("k2", "0.1310, 0.0737", _constant(1)),
-    Claim("SWP saves less in deeper nets", "slightly", _falls_with_depth),
-    Claim("Storing and hooking dominate what SWP saves", "the dominant factor", _storing),
+    Claim("SWP saves less in deeper nets", "slightly", on_each(CASES, _falls_with_depth, "not timed")),
+    Claim("Storing and hooking dominate what SWP saves", "the dominant factor", on_each(CASES, _storing, "not timed")),
 )

@@ -60,34 +60,33 @@ PAPER: dict[Column, Row] = {
 }
 GRID = {"lr": (0.01, 0.05, 0.1, 0.2), "weight_decay": (5e-4, 1e-3), "batch_size": (64, 128, 256)}
 """A.7: what each method's learning rate, weight decay and batch size were searched in."""
+DEPTHS = {"serial": (50, 75, 100, 125), "crossed": (25, 50, 65, 75)}
+"""A.4: layers of its MLPs; its table begins at 25 where its text says 35."""
 SHARES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Figure 3: values of beta, and of gamma."""
 CIFAR6 = tuple(column for column in PAPER if column[1] != "ImageNet")
 CIFAR4 = tuple(column for column in CIFAR6 if column[0] != "PyramidNet-110")
 RESNET = ("ResNet-18", "CIFAR-10")
 
+STUDY: tuple[Column, ...] = (("ResNet-18", "CIFAR-10"), ("WRN-28-10", "CIFAR-10"))
+"""The columns on which Figure 3 is made on a CPU."""
+
+_VIT = "experiments.paper.data:small_vit"
 _NETS = {
-    "ResNet-18": ("resnet18", "resnet8"),
-    "WRN-28-10": ("wrn28-10", "wrn10-1"),
-    "PyramidNet-110": ("pyramidnet110", "pyramidnet8"),
-    "ResNet-50": ("resnet50", "resnet14"),
-    "ResNet-101": ("resnet101", "resnet20"),
-    "ViT-S/16": ("vit-s16", "experiments.paper.data:small_vit"),
+    "ResNet-18": ("resnet18", "resnet8", "ResNet-8"),
+    "WRN-28-10": ("wrn28-10", "wrn10-1", "WRN-10-1"),
+    "PyramidNet-110": ("pyramidnet110", "pyramidnet8", "PyramidNet-8"),
+    "ResNet-50": ("resnet50", "resnet14", "ResNet-14"),
+    "ResNet-101": ("resnet101", "resnet20", "ResNet-20"),
+    "ViT-S/16": ("vit-s16", _VIT, "a small ViT"),
 }
+"""The paper's net, what stands for it on a CPU, and that one's name."""
 _DATA = {
     "CIFAR-10": ("uoft-cs/cifar10", "cifar10"),
     "CIFAR-100": ("uoft-cs/cifar100", "cifar100"),
     "ImageNet": ("ILSVRC/imagenet-1k", "imagenet20"),
 }
-NET_TITLES = {
-    "resnet8": "ResNet-8",
-    "wrn10-1": "WRN-10-1",
-    "pyramidnet8": "PyramidNet-8",
-    "resnet14": "ResNet-14",
-    "resnet20": "ResNet-20",
-    "experiments.paper.data:small_vit": "a small ViT",
-    "mlp": "an MLP",
-}
+NET_TITLES = {model: title for _, model, title in _NETS.values()}
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,7 @@ class Scale:
     grid_epochs: int = 100
     width: int = 3_000
     """Units of a layer in A.4's MLPs; the paper's own."""
-    serial: tuple[int, ...] = (50, 75, 100, 125)
-    crossed: tuple[int, ...] = (25, 50, 65, 75)
-    """Layers; the paper's table begins at 25 where its text says 35."""
+    depths: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: DEPTHS)
     betas: tuple[float, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
     draws: int = 10
     processes: int = 5
@@ -195,9 +192,9 @@ def tiny_scale() -> Scale:
     columns = {column: dataclasses.replace(start, optimizer=row.optimizer) for column, row in PAPER.items()}  # type: ignore[arg-type]
     grid = {"lr": (0.01, 0.05), "weight_decay": (5e-4, 1e-3), "batch_size": (128,)}
     return Scale(
-        "tiny", columns, seeds=3, few=2, shares=(0.3, 0.5, 0.6), grid=grid, grid_epochs=1, width=16, serial=(3, 4),
-        crossed=(2, 3), betas=(0.3, 0.6, 0.9, 1.0), draws=3, rounds=2, processes=5, plane=(5, 2),
-        gradient_plane=(5, 2), plane_images=20, coarse=(3, 2), images=30, vectors=2, mean_draws=5,
+        "tiny", columns, seeds=3, few=2, shares=(0.3, 0.5, 0.6), grid=grid, grid_epochs=1, width=16,
+        depths={"serial": (3, 4), "crossed": (2, 3)}, betas=(0.3, 0.6, 0.9, 1.0), draws=3, rounds=2, processes=5,
+        plane=(5, 2), gradient_plane=(5, 2), plane_images=20, coarse=(3, 2), images=30, vectors=2, mean_draws=5,
     )  # fmt: skip
 
 

@@ -1,18 +1,19 @@
-"""The paper's tables and figures by name, in what order their runs are done, and all claims."""
+"""The paper's tables and figures by name, and in what order their runs are done."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
-from esam.report.sheets import Sheet
+from esam.runs.plan import CONFIG_NAME
 
 from . import appendix2, appendix3, appendix4, appendix7, figure3, figure4, table1, table2, table3, vit
-from .jobs import Job
-from .results import Claim, Results
-from .rules import CONTRADICTED, HOLDS, INCONCLUSIVE, NOT_RUN, Verdict
+from .hyperparameters import CIFAR4, CIFAR6, FIVE, RESNET, STUDY, THREE
+from .jobs import Job, timings, training, trainings
+from .results import Results, open_results
 
 ITEMS: dict[str, ModuleType] = {
     "table1": table1,
@@ -37,31 +38,36 @@ class Section:
     jobs: Sequence[Job]
     fresh: bool = False
     """Whether each wants a process of its own."""
-    gigabytes: float = 1.0
-    """That one of them may take: no more run at a time than fit into this machine."""
+    alone: bool = False
+    """Whether one takes so much memory that a second would not fit."""
 
 
 def run_list(results: Results) -> list[Section]:
     """Return all that is to be run, in the order in which it is worth most; what is in two sections runs once."""
     scale = results.scale
-    tables = ("table1", "table3", "figure3", "figure4")
+    few, seeds, tables = scale.few, scale.seeds, ("table1", "table3", "figure3", "figure4")
+    pyramid, ablation = trainings(scale, few, [table1.FIGURE1], THREE), ("esam-swp", "esam-sds")
+    probed = trainings(scale, few, CIFAR4, ["esam"])
+    decay = trainings(scale, seeds, CIFAR4, ["base"], weight_decay=table1.SAMS_DECAY)
+    best = appendix7.best_points(results) or {}
+    own_best = [training(scale, RESNET, method, seed, **best[method]) for seed in range(seeds) for method in best]
     return [
-        Section("Figure 1: PyramidNet on CIFAR-100", ("table1",), table1.figure1_jobs(scale)),
-        Section("Table 3: SWP and SDS on four tasks", ("table3",), table3.jobs(scale)),
-        Section("A.2 and A.3: ESAM, probed", (*tables, "appendix2", "appendix3"), appendix2.jobs(scale)),
-        Section("Table 1: six tasks, all seeds", tables, table1.jobs(scale)),
-        Section("Speeds on CIFAR, 5 processes", tables[:3], table1.timing_jobs(scale), fresh=True),
+        Section("Figure 1: PyramidNet on CIFAR-100", ("table1",), pyramid),
+        Section("Table 3: SWP and SDS on four tasks", ("table3",), trainings(scale, few, CIFAR4, ablation)),
+        Section("A.2 and A.3: ESAM, probed", (*tables, "appendix2", "appendix3"), probed),
+        Section("Table 1: six tasks, all seeds", tables, trainings(scale, seeds, CIFAR6, THREE)),
+        Section("Speeds on CIFAR, 5 processes", tables[:3], timings(scale, CIFAR6, STUDY), fresh=True),
         Section("Figure 3: seven betas and gammas, two nets", ("figure3",), figure3.jobs(scale)),
-        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), True, appendix4.gigabytes(scale)),
-        Section("ViT", ("vit",), vit.jobs(scale)),
-        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), table2.jobs(scale)),
-        Section("Speeds of the ViT, 5 processes", ("vit",), vit.timing_jobs(scale), fresh=True),
-        Section("Speeds of Table 2, 5 processes", ("table2",), table2.timing_jobs(scale), fresh=True),
+        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True, alone=True),
+        Section("ViT", ("vit",), trainings(scale, few, vit.PAPER, FIVE)),
+        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), trainings(scale, few, table2.PAPER, THREE)),
+        Section("Speeds of the ViT, 5 processes", ("vit",), timings(scale, vit.PAPER), fresh=True),
+        Section("Speeds of Table 2, 5 processes", ("table2",), timings(scale, table2.PAPER), fresh=True),
         Section("Figure 4 and A.5: planes", ("figure4",), figure4.jobs(scale)),
         Section("Flatness of every minimum", ("figure4",), figure4.flatness_jobs(scale)),
         Section("A.7: the printed grid", ("appendix7", "table1"), appendix7.jobs(scale)),
-        Section("SGD at SAM's weight decay", ("table1",), table1.decay_jobs(scale)),
-        Section("Each method at its own best", ("table1",), table1.own_best_jobs(results)),
+        Section("SGD at SAM's weight decay", ("table1",), decay),
+        Section("Each method at its own best", ("table1",), own_best),
     ]
 
 
@@ -76,37 +82,9 @@ def jobs_of(names: Iterable[str], results: Results) -> list[Job]:
     return list({job.name: job for section in sections_of(names, results) for job in section.jobs}.values())
 
 
-def find_job(results: Results, name: str) -> Job:
-    """Return the job of a name."""
-    for job in jobs_of(ITEMS, results):
-        if job.name == name:
-            return job
-    raise ValueError(f"there is no job {name!r} at the scale {results.scale.name}")
-
-
-def tables_of(name: str, results: Results) -> Sequence[Sheet]:
-    """Return an item's tables; a figure has none."""
-    module = ITEMS[name]
-    return module.tables(results) if hasattr(module, "tables") else []
-
-
-Judged = tuple[str, Claim, Verdict]
-"""A claim with its item and its verdict."""
-
-
-def judged(results: Results) -> list[Judged]:
-    """Return every claim with its item and its verdict."""
-    return [(name, claim, claim.judge(results)) for name, module in ITEMS.items() for claim in module.CLAIMS]
-
-
-def claims_sheet(found: Sequence[Judged], *, short: bool = False) -> Sheet:
-    """Return one line a claim: the paper's figure, the verdict, what was measured, the reason."""
-    rows = [(f"{name}: {claim.text}", claim.paper, one.verdict, one.words(short=short)) for name, claim, one in found]
-    return Sheet("", ("Claim", "Paper", "Verdict", "Measured, and why it cannot be told"), tuple(rows))
-
-
-def counted(verdicts: Iterable[str]) -> str:
-    """Say how many claims have each verdict."""
-    counts = Counter(verdicts)
-    order = (HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN)
-    return f"{counts.total()} claims: " + ", ".join(f"{counts[verdict]} {verdict}" for verdict in order)
+def main(folder: Path) -> None:
+    """Do the job whose name is in a folder, or go on with it: what a process of the pool does."""
+    order = json.loads((folder / CONFIG_NAME).read_text())
+    results = open_results(order["scale"], Path(order["out"]))
+    (job,) = (job for job in jobs_of(ITEMS, results) if job.name == order["job"])
+    job.do(results.store, results.scale)

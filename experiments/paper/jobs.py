@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
+from esam.bench.steps import Registered, plain_loop
 from esam.files import write_atomically
-from esam.optim import METHODS
 from esam.runs.plan import CONFIG_NAME, PlannedRun
 from esam.runs.pool import Processes, run_all
 from esam.train import Config, Task
+from esam.train.build import prepared_model
+from esam.train.models import fastest_memory_format
+from esam.train.record import environment
 
 from . import probe
-from .data import DRAWN
-from .hyperparameters import CIFAR4, Column, Scale, slug
+from .data import CLASSES, SIDE
+from .hyperparameters import CIFAR4, FIVE, Column, Scale, slug
 from .store import EPOCHS, RECORD, Store
 
-SECONDS = {
-    "resnet8": 1.05e-4, "wrn10-1": 1.1e-4, "pyramidnet8": 2.1e-4, "resnet14": 2.5e-4, "resnet20": 3.7e-4,
-    "experiments.paper.data:small_vit": 2.4e-4,
-}  # fmt: skip
-"""Of a pass of one image on one core, about: from an epoch of each."""
-
-
-def pass_hours(config: Config) -> float:
-    """Return the hours of a pass of one image on one core, where a forward is one and a backward two."""
-    return SECONDS.get(config.model, 1e-4) / 3600
+WARM_UP = 3
 
 
 @dataclass(frozen=True)
@@ -47,10 +40,6 @@ class Job:
 
     def do(self, store: Store, scale: Scale) -> None:
         """Make it, or go on with it, and put it into the store."""
-        raise NotImplementedError
-
-    def hours(self, scale: Scale) -> float:
-        """Return the hours of one core that it takes, about."""
         raise NotImplementedError
 
 
@@ -74,14 +63,6 @@ class Training(Job):
         look = probe.Observer(store, f"{self.name}/{EPOCHS}", self.config, scale) if self.probed else None
         run(self.config, store.folder / self.name, observe=look)
 
-    def hours(self, scale: Scale) -> float:
-        """Return the hours of its passes, and of its probes."""
-        units = METHODS[self.config.method].units(dict(self.config.settings))
-        images = DRAWN[self.config.data.split(":")[-1].split("_seed")[0]]
-        return (
-            pass_hours(self.config) * (units + 6 * self.probed * scale.probed_batches / 8) * images * self.config.epochs
-        )
-
 
 def training(scale: Scale, column: Column, method: str, seed: int, **changes: Any) -> Training:
     """Return the run of a method on a column; equal runs have equal names."""
@@ -93,34 +74,67 @@ def training(scale: Scale, column: Column, method: str, seed: int, **changes: An
     return Training(f"train/{slug(column)}/{method}{other}{held}-seed{seed}", config, probed)
 
 
-def load_trained(store: Store, scale: Scale, run: Training) -> tuple[nn.Module, Any]:
-    """Return a run's net with its last weights, in eval mode, and its training images and labels.
-
-    Weights are not committed: where they are not here, the run is trained again.
-    """
-    from esam.train.loaded_run import run_weights
-    from esam.train.record import read_record
-    from esam.train.task import find_factory
-
-    torch.set_num_threads(run.config.threads or 1)
-    task: Task = find_factory(run.config.data)()
-    net, folder = build_net(run.config, task), store.folder / run.name
-    if not (folder / RECORD).exists() or read_record(folder / RECORD).end is None:
-        run.do(store, scale)
-    net.load_state_dict(run_weights(folder)[1])
-    return net.eval(), task.train
+def trainings(
+    scale: Scale, seeds: int, columns: Collection[Column], methods: Collection[str], **changes: Any
+) -> list[Training]:
+    """Return the runs of methods on columns, seed by seed, so that whole comparisons come first."""
+    return [training(scale, c, method, seed, **changes) for seed in range(seeds) for c in columns for method in methods]
 
 
-def build_net(config: Config, task: Task) -> nn.Module:
-    """Return a run's net before training."""
-    from esam.train.models import build_model
-    from esam.train.task import make_model
+@dataclass(frozen=True)
+class Timing(Job):
+    """One process that times the steps of a column in turn, on random images; ``study``: Figure 3's values, too."""
 
-    if ":" in config.model:
-        return make_model(config.model, task)
-    assert task.classes is not None
-    _, channels, size, _ = task.train[0].shape
-    return build_model(config.model, classes=len(task.classes), channels=channels, size=size)
+    column: Column
+    study: bool = False
+
+    def steps(self, scale: Scale) -> dict[str, Registered]:
+        """Return who is timed, by name."""
+        settings = {method: {**scale.config(self.column, method, 0).settings, "seed": 0} for method in FIVE}
+        found = {method: Registered(method, settings[method]) for method in FIVE}
+        for method, setting in (("esam-swp", "beta"), ("esam-sds", "gamma")) if self.study else ():
+            for share in scale.shares:
+                found[f"{method} {share:g}"] = Registered(method, {**settings[method], setting: share})
+        return found
+
+    def do(self, store: Store, scale: Scale) -> None:
+        """Time so many rounds, in each of them every step once, in random order; every round is kept."""
+        config = scale.columns[self.column]
+        torch.set_num_threads(config.threads or 1)
+        device = "cuda" if torch.cuda.is_available() and config.device != "cpu" else "cpu"
+        size = config.size or (32 if scale.real else SIDE)
+        classes = 1_000 if scale.real and self.column[1] == "ImageNet" else CLASSES[self.column[1]]
+        x, y = torch.randn(config.batch_size, 3, size, size), torch.randint(0, classes, (config.batch_size,))
+        task = Task((x, y), (x, y), classes=tuple(map(str, range(classes))))
+        steps: dict[str, Callable[[], object]] = {}
+        for name, registered in self.steps(scale).items():
+            net = prepared_model(config, task, torch.device(device))
+            here = x.to(device, memory_format=fastest_memory_format(net))
+            steps[name] = (plain_loop if name == "base" else registered)(net, here, y.to(device))
+        seconds: dict[str, list[float]] = {name: [] for name in steps}
+        clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+        for number in range(-WARM_UP, scale.rounds):
+            for name in random.Random(number).sample(list(steps), len(steps)):
+                start = clock()
+                steps[name]()
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                if number >= 0:
+                    seconds[name].append(clock() - start)
+        about = {"environment": environment(device), "batch": config.batch_size, "model": config.model}
+        rounds = [{"step": name, "seconds": [float(f"{s:.4g}") for s in found]} for name, found in seconds.items()]
+        store.write(f"{self.name}.jsonl", [about, *rounds])
+
+
+def timing_prefix(column: Column) -> str:
+    """Return how the names of a column's timings begin."""
+    return f"timing/{slug(column)}/"
+
+
+def timings(scale: Scale, columns: Collection[Column], studied: Sequence[Column] = ()) -> list[Job]:
+    """Return the timings of columns, one a process; of those studied, Figure 3's values with them."""
+    processes = range(scale.processes)
+    return [Timing(f"{timing_prefix(c)}process{n}", c, c in studied) for c in columns for n in processes]
 
 
 @dataclass(frozen=True)
@@ -142,12 +156,6 @@ class Queued(PlannedRun):
         write_atomically(self.folder / CONFIG_NAME, json.dumps(order).encode())
 
 
-def that_fit(at_once: int, gigabytes: float) -> int:
-    """Return how many processes of this size may run at a time: at most so many, at least one."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
-    return max(1, min(at_once, int(0.85 * memory / gigabytes)))
-
-
 def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: int, fresh: bool = False) -> int:
     """Do every job that is not done, in order, so many at a time; return how many failed.
 
@@ -156,7 +164,7 @@ def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: in
     """
     missing = {job.name: job for job in jobs if not job.done(store)}
     config, out = next(iter(scale.columns.values())), str(store.folder.parent.absolute())
-    worker = "experiments.paper.worker"
+    worker = "experiments.paper.items"
     queued = [Queued(config, store.folder / name, worker, name, scale.name, out) for name in missing]
 
     def watch() -> None:

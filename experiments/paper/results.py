@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar
 
 from . import rules
 from .hyperparameters import LABELS, NET_TITLES, SCALES, Column, Scale
-from .jobs import training
+from .jobs import timing_prefix, training
 from .rules import BySeed, Interval, Verdict
-from .speed import timing_prefix
 from .store import PACK, Store
+
+Case = TypeVar("Case")
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,10 @@ class Results:
         """Return the mean training accuracy in per cent."""
         return fmean(100 * end["train_accuracy"] for end in self.ends(column, method, **changes).values())
 
+    def lead(self, column: Column, method: str, over: str = "base") -> Interval | None:
+        """Return a method's accuracy over another's, paired by seed; None where they share no seed."""
+        return rules.paired(self.accuracy(column, method), self.accuracy(column, over))
+
     def times(self, column: Column) -> dict[str, list[float]]:
         """Return the time of each method's steps over SAM's, one ratio a process."""
         found: dict[str, list[float]] = {}
@@ -59,6 +64,10 @@ class Results:
         model = self.scale.columns[column].model
         return f"{column[0] if self.scale.real else NET_TITLES.get(model, model)}, {column[1]}"
 
+    def label(self, column: Column, method: str) -> str:
+        """Return a method's name; the base of the ViT is AdamW, that of all others SGD."""
+        return "AdamW" if method == "base" and self.scale.columns[column].optimizer == "adamw" else LABELS[method]
+
 
 def open_results(scale: str, out: Path) -> Results:
     """Return the results of a scale: what is committed, and what was made in a folder."""
@@ -66,8 +75,8 @@ def open_results(scale: str, out: Path) -> Results:
 
 
 Judge = Callable[[Results], Verdict]
-Changes = Callable[[Results, str], Mapping[str, Any] | None]
-"""What a method's runs set otherwise than the paper; None where that is not known yet."""
+Changes = Callable[[Results], Mapping[str, Mapping[str, Any]] | None]
+"""What the runs of methods set otherwise than the paper; None where that is not known yet."""
 
 
 @dataclass(frozen=True)
@@ -79,26 +88,29 @@ class Claim:
     judge: Judge
 
 
+def on_each(
+    cases: Collection[Case], judge: Callable[[Results, Case], Verdict | None], otherwise: str = "no runs"
+) -> Judge:
+    """Return the judge of a claim on several tasks or nets: it holds if it does on each that was run."""
+
+    def judge_all(results: Results) -> Verdict:
+        return rules.worst([verdict for case in cases if (verdict := judge(results, case))], otherwise)
+
+    return judge_all
+
+
 def at_least(
-    columns: Sequence[Column],
-    ours: str,
-    theirs: str,
-    *,
-    changes: Changes = lambda results, method: {},
-    better: bool = False,
+    columns: Sequence[Column], ours: str, theirs: str, *, changes: Changes = lambda _: {}, better: bool = False
 ) -> Judge:
     """Return the judge that a method is at least as accurate as another over columns; ``better``: more accurate."""
 
     def judge(results: Results) -> Verdict:
-        sets = {method: changes(results, method) for method in (ours, theirs, "sam", "base")}
-        known = {method: own for method, own in sets.items() if own is not None}
-        if len(known) < len(sets):
+        changed = changes(results)
+        if changed is None:
             return Verdict(rules.NOT_RUN, "the grid has not been searched")
 
         def gaps(one: str, two: str) -> dict[Column, BySeed]:
-            pairs = {
-                c: (results.accuracy(c, one, **known[one]), results.accuracy(c, two, **known[two])) for c in columns
-            }
+            pairs = {c: [results.accuracy(c, m, **changed.get(m, {})) for m in (one, two)] for c in columns}
             return {column: gap for column, pair in pairs.items() if (gap := rules.minus(*pair))}
 
         found = gaps(ours, theirs)
@@ -108,16 +120,16 @@ def at_least(
         mean = rules.interval(list(shared.values()))
         each = "; ".join(f"{results.title(column)} {fmean(gap.values()):+.2f}" for column, gap in found.items())
         words = f"{mean.words()} points (n = {mean.n}){rules.DETAILS + each if len(columns) > 1 else ''}"
+        compared = [(column, method) for column in found for method in (ours, theirs)]
         fits = {
-            f"{LABELS[method]} on {results.title(column)}": results.fit(column, method, **known[method])
-            for column in found
-            for method in (ours, theirs)
+            f"{results.label(c, m)} on {results.title(c)}": results.fit(c, m, **changed.get(m, {})) for c, m in compared
         }
-        if better:
-            return rules.guarded(rules.superior(mean, words), n=mean.n, fits=fits)
-        lead = rules.over_tasks([gap for column, gap in gaps("sam", "base").items() if column in found])
-        sam_leads = theirs != "sam" or (len(lead) > 1 and rules.interval(list(lead.values())).low > 0)
-        return rules.guarded(rules.non_inferior(mean, words), n=mean.n, fits=fits, sam_leads=sam_leads)
+        sam_leads = True
+        if not better and theirs == "sam":
+            lead = rules.over_tasks([gap for column, gap in gaps("sam", "base").items() if column in found])
+            sam_leads = len(lead) > 1 and rules.interval(list(lead.values())).low > 0
+        verdict = rules.above(mean, 0.0 if better else -rules.MARGIN, words)
+        return rules.guarded(verdict, n=mean.n, fits=fits, sam_leads=sam_leads)
 
     return judge
 
@@ -133,19 +145,15 @@ def speed_claim(
     A ``gpu`` figure was measured on GPUs: a CPU does not contradict it.
     """
 
-    def judge(results: Results) -> Verdict:
-        verdicts = []
-        for column in columns:
-            if (ratio := results.speed(column, step, of)) is None:
-                continue
-            words = (
-                f"{results.title(column)} {100 * ratio.mean:.0f} ± {100 * ratio.half:.0f} % (n = {ratio.n} processes)"
-            )
-            verdict = rules.above(ratio, least, words)
-            if most is not None and verdict.verdict == rules.HOLDS:
-                verdict = rules.above(Interval(-ratio.mean, ratio.half, ratio.n), -most, words)
-            verdicts.append(verdict if ratio.n >= rules.PROCESSES else verdict.because("fewer than 5 processes"))
-        worst = rules.worst(verdicts, "not timed")
-        return rules.on_a_cpu(worst) if gpu and not results.scale.real else worst
+    def judge(results: Results, column: Column) -> Verdict | None:
+        if (ratio := results.speed(column, step, of)) is None:
+            return None
+        words = f"{results.title(column)} {100 * ratio.mean:.0f} ± {100 * ratio.half:.0f} % (n = {ratio.n} processes)"
+        verdict = rules.above(ratio, least, words)
+        if most is not None and verdict.verdict == rules.HOLDS:
+            verdict = rules.above(Interval(-ratio.mean, ratio.half, ratio.n), -most, words)
+        if gpu and not results.scale.real:
+            verdict = rules.on_a_cpu(verdict)
+        return verdict if ratio.n >= rules.PROCESSES else verdict.because("fewer than 5 processes")
 
-    return judge
+    return on_each(columns, judge, "not timed")

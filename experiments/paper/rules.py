@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
+from typing import Any
 
 HOLDS, CONTRADICTED, INCONCLUSIVE, NOT_RUN = "holds", "contradicted", "inconclusive", "not run"
 MARGIN = 0.45
@@ -33,6 +34,10 @@ class Verdict:
         """Say what was measured, and the reason."""
         measured = self.measured.split(DETAILS)[0] if short else self.measured
         return f"{measured}; {self.reason}" if self.reason else measured
+
+    def on(self, task: str) -> Verdict:
+        """Return the verdict with the task it is on."""
+        return replace(self, measured=f"{task}: {self.measured}")
 
     def because(self, reason: str) -> Verdict:
         """Return the verdict as inconclusive for this reason; one that was not run stays so."""
@@ -63,6 +68,11 @@ class Interval:
         return f"{self.mean:{sign}.{decimals}f} ± {half}"
 
 
+def finite(half: float) -> float:
+    """Return half an interval as it is drawn: nothing where a single value leaves it infinite."""
+    return half if math.isfinite(half) else 0.0
+
+
 def quantile(p: float, n: int) -> float:
     """Return Student's t below which a share p lies, for n values."""
     from scipy.stats import t
@@ -70,17 +80,22 @@ def quantile(p: float, n: int) -> float:
     return float(t.ppf(p, n - 1)) if n > 1 else math.inf
 
 
-def interval(values: Sequence[float], tests: int = 1) -> Interval:
-    """Return the mean and its 95 % t interval, widened by Bonferroni for so many tests."""
+def interval(values: Sequence[float], tests: float = 1) -> Interval:
+    """Return the mean and its 95 % t interval, widened by Bonferroni for so many tests; half of them: one-sided."""
     n = len(values)
     half = quantile(1 - 0.025 / tests, n) * stdev(values) / math.sqrt(n) if n > 1 else math.inf
     return Interval(fmean(values), half, n)
 
 
+def minus(ours: BySeed, theirs: BySeed) -> BySeed:
+    """Return the differences by seed."""
+    return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
+
+
 def paired(ours: BySeed, theirs: BySeed, tests: int = 1) -> Interval | None:
     """Return the difference, seed by seed; None where they share no seed."""
-    shared = sorted(ours.keys() & theirs.keys())
-    return interval([ours[seed] - theirs[seed] for seed in shared], tests) if shared else None
+    gaps = minus(ours, theirs)
+    return interval(list(gaps.values()), tests) if gaps else None
 
 
 def over_tasks(gaps: Sequence[BySeed]) -> BySeed:
@@ -89,13 +104,8 @@ def over_tasks(gaps: Sequence[BySeed]) -> BySeed:
     return {seed: fmean(gap[seed] for gap in gaps) for seed in sorted(shared)}
 
 
-def minus(ours: BySeed, theirs: BySeed) -> BySeed:
-    """Return the differences by seed."""
-    return {seed: ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())}
-
-
 def above(gap: Interval, threshold: float, measured: str) -> Verdict:
-    """Judge that a mean lies above a threshold, by its whole interval."""
+    """Judge that a mean lies above a threshold by its whole interval: superior to 0, not inferior to -MARGIN."""
     if gap.low > threshold:
         return Verdict(HOLDS, measured)
     if gap.high < threshold:
@@ -103,33 +113,20 @@ def above(gap: Interval, threshold: float, measured: str) -> Verdict:
     return Verdict(INCONCLUSIVE, measured, f"the interval has {threshold:g} in it")
 
 
-def superior(gap: Interval, measured: str) -> Verdict:
-    """Judge that one is better than another."""
-    return above(gap, 0.0, measured)
-
-
-def non_inferior(gap: Interval, measured: str, margin: float = MARGIN) -> Verdict:
-    """Judge that one is at least as good as another, but for a margin that was stated beforehand (rule 1)."""
-    return above(gap, -margin, measured)
-
-
 def best_of(values: Mapping[float, BySeed], claimed: Sequence[float]) -> Verdict:
     """Judge that the best of a parameter's values is among those claimed (rule 6)."""
     means = {value: fmean(found.values()) for value, found in values.items() if found}
-    if not means or not any(value in means for value in claimed):
+    ours = max((value for value in means if value in claimed), key=means.__getitem__, default=None)
+    if ours is None:
         return Verdict(NOT_RUN, "none of the values claimed was run")
-    ours = max((value for value in means if value in claimed), key=lambda value: means[value])
-    others = [value for value in means if value not in claimed]
     n = min(len(found) for found in values.values())
-    words = f"best at {max(means, key=lambda value: means[value]):g}; {ours:g} has {means[ours]:.2f} % (n = {n})"
-    if not others:
-        return Verdict(INCONCLUSIVE, words, "no other value was run")
-    gaps = {value: paired(values[ours], values[value], len(others)) for value in others}
-    if all(gap is not None and gap.low > 0 for gap in gaps.values()):
+    words = f"best at {max(means, key=means.__getitem__):g}; {ours:g} has {means[ours]:.2f} % (n = {n})"
+    others = [value for value in means if value not in claimed]
+    gaps = {value: gap for value in others if (gap := paired(values[ours], values[value], len(others)))}
+    if others and all(value in gaps and gaps[value].low > 0 for value in others):
         return Verdict(HOLDS, words)
-    worse = [value for value, gap in gaps.items() if gap is not None and gap.high < 0]
-    if worse:
-        return Verdict(CONTRADICTED, f"{words}; {worse[0]:g} is above it")
+    if better := [value for value, gap in gaps.items() if gap.high < 0]:
+        return Verdict(CONTRADICTED, f"{words}; {better[0]:g} is above it")
     return Verdict(INCONCLUSIVE, words, "the values differ by less than their errors")
 
 
@@ -141,37 +138,28 @@ def smallest_that_keeps(values: Mapping[float, BySeed], claimed: float, referenc
         return Verdict(NOT_RUN, "the value claimed and a smaller one are needed")
     words = ", ".join(f"{found[value].words()} at {value:g}" for value in (claimed, smaller))
     words += f" points from SAM (n = {found[claimed].n})"
-    kept, lost = found[claimed].low > -MARGIN, found[smaller].high < -MARGIN
     if found[claimed].high < -MARGIN or any(gap.low > -MARGIN for value, gap in found.items() if value < claimed):
         return Verdict(CONTRADICTED, words)
-    if kept and lost:
+    if found[claimed].low > -MARGIN and found[smaller].high < -MARGIN:
         return Verdict(HOLDS, words)
     return Verdict(INCONCLUSIVE, words, "an interval has the margin in it")
 
 
-def every_epoch(differences: Sequence[Sequence[float]], fitted_from: int | None, measured: str = "") -> Verdict:
+def every_epoch(differences: Sequence[Sequence[float]], fitted_from: int | None) -> Verdict:
     """Judge that a difference is above zero in every epoch, tested with an error in each (rule 10).
 
-    Args:
-        differences: For each epoch, of all its batches of all seeds.
-        fitted_from: The first epoch in which the images are fitted, None if that was not recorded.
-        measured: What is said first.
+    ``differences`` has for each epoch those of all batches of all seeds; ``fitted_from`` is the first epoch in which
+    the images are fitted, None if that was not recorded.
     """
     tests = len(differences)
-    below = [n for n, values in enumerate(differences, 1) if fmean(values) < 0]
-    violated = []
-    for number in below:
-        values = differences[number - 1]
-        if len(values) > 1:
-            error = stdev(values) / math.sqrt(len(values))
-            if fmean(values) + quantile(1 - 0.05 / tests, len(values)) * error < 0:
-                violated.append(number)
-    words = f"{measured}{tests - len(below)} of {tests} epochs above zero"
+    below = {number: values for number, values in enumerate(differences, 1) if fmean(values) < 0}
+    violated = [number for number, values in below.items() if interval(values, tests / 2).high < 0]
+    words = f"{tests - len(below)} of {tests} epochs above zero"
     if below:
-        when = f"epochs {below[0]} to {below[-1]}"
+        when = f"epochs {min(below)} to {max(below)}"
         if fitted_from is not None:
-            late = [number for number in below if number >= fitted_from]
-            when = "all before the images are fitted" if not late else f"{len(late)} after the images are fitted"
+            late = sum(number >= fitted_from for number in below)
+            when = f"{late} after the images are fitted" if late else "all before the images are fitted"
         words += f", {len(violated)} below it by more than their error; those below: {when}"
     if violated:
         return Verdict(CONTRADICTED, words)
@@ -203,28 +191,25 @@ class Fit:
     one_term: float
     """How much of the squared error of k1 alone the second term leaves."""
 
-    def at(self, layers: int, beta: float) -> float:
-        """Return the form's g(N, beta)."""
-        return self.k1.mean * (1 - beta) + self.k2.mean * (1 - beta) / (layers * beta)
+
+def form(layers_and_beta: Any, k1: float, k2: float) -> Any:
+    """Return the paper's g(N, beta), of numbers or of arrays."""
+    layers, beta = layers_and_beta
+    return k1 * (1 - beta) + k2 * (1 - beta) / (layers * beta)
 
 
 def fit_savings(savings: Mapping[tuple[int, float], float]) -> Fit:
     """Fit the paper's form to g by layers and beta."""
     import numpy as np
+    from scipy.optimize import curve_fit
 
-    terms = np.array([[1 - beta, (1 - beta) / (layers * beta)] for layers, beta in savings])
-    g = np.array(list(savings.values()))
-    found, *_ = np.linalg.lstsq(terms, g, rcond=None)
-    left = float(((g - terms @ found) ** 2).sum())
-    alone, *_ = np.linalg.lstsq(terms[:, :1], g, rcond=None)
-    left_alone = float(((g - terms[:, :1] @ alone) ** 2).sum())
-    free = max(1, len(g) - 2)
-    errors = np.sqrt(left / free * np.diag(np.linalg.inv(terms.T @ terms)))
-    k1, k2 = (
-        Interval(float(k), quantile(0.975, free + 1) * float(e), len(g)) for k, e in zip(found, errors, strict=True)
-    )
-    spread = float(((g - g.mean()) ** 2).sum())
-    return Fit(k1, k2, 1 - left / spread if spread else 1.0, left / left_alone if left_alone else 0.0)
+    at, g = np.array(list(savings), dtype=float).T, np.array(list(savings.values()))
+    ks, covariance = curve_fit(form, at, g, p0=(0.3, 0.1))
+    (alone,), _ = curve_fit(lambda x, k1: form(x, k1, 0.0), at, g)
+    left, left_alone, total = (float(((g - f) ** 2).sum()) for f in (form(at, *ks), form(at, alone, 0.0), g.mean()))
+    halves = quantile(0.975, len(g) - 1) * np.sqrt(np.diag(covariance))
+    k1, k2 = (Interval(float(k), float(half), len(g)) for k, half in zip(ks, halves, strict=True))
+    return Fit(k1, k2, 1 - left / total if total else 1.0, left / left_alone if left_alone else 0.0)
 
 
 def form_holds(fit: Fit, measured: str) -> Verdict:

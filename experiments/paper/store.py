@@ -41,12 +41,10 @@ class Store:
         texts = path.read_text().splitlines()
         return [json.loads(text) for text in texts if text.endswith("}")]
 
-    def names(self, prefix: str) -> list[str]:
-        """Return the names of all files that begin so."""
-        below = self.folder / prefix
-        root = below if below.is_dir() else below.parent
-        made = {path.relative_to(self.folder).as_posix() for path in root.rglob("*.jsonl")} if root.is_dir() else set()
-        return sorted(name for name in made | self.committed.keys() if name.startswith(prefix))
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all files below a folder of the store."""
+        made = {path.relative_to(self.folder).as_posix() for path in (self.folder / prefix).rglob("*.jsonl")}
+        return sorted(made | {name for name in self.committed if name.startswith(prefix)})
 
     def write(self, name: str, lines: Sequence[Mapping[str, Any]]) -> None:
         """Write a file, whole or not at all."""
@@ -67,25 +65,21 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / "commit.lock"):  # another command may add to it at the same time
             self.__dict__.pop("committed", None)
-            found = self._finished()
+            here = [name for name in self.names() if name not in self.committed and ".work." not in name]
+            found = {name: lines for name in here if (lines := self._finished(name))}
             if found:
                 write_pack(self.pack, {**self.committed, **found})
                 del self.committed
         return len(found)
 
-    def _finished(self) -> dict[str, list[Line]]:
-        """Return what is finished and not committed yet, as it is to be kept."""
-        here, found = set(self.names("")), {}
-        for name in here:
-            lines = self.lines(name)
-            if name in self.committed or not lines or ".work." in name:
-                continue
-            if name.endswith(f"/{EPOCHS}") and self.end(name.removesuffix(f"/{EPOCHS}")) is None:
-                continue
-            if name.endswith(RECORD):
-                if lines[-1].get("kind") != "end":
-                    continue
-                if name.replace(RECORD, EPOCHS) not in here:  # of probed runs, it is asked when the images are fitted
-                    lines = [line for line in lines if line["kind"] != "epoch" or line["epoch"] % 20 == 0]
-            found[name] = lines
-        return found
+    def _finished(self, name: str) -> list[Line]:
+        """Return the lines of a file that are to be kept, none before it is finished."""
+        lines, run = self.lines(name) or [], name.rpartition("/")[0]
+        if name.endswith(EPOCHS):
+            return lines if self.end(run) is not None else []
+        if not name.endswith(RECORD):
+            return lines
+        ended = bool(lines) and lines[-1].get("kind") == "end"
+        # of probed runs, it is asked when the images are fitted: every epoch is kept
+        every = 1 if self.lines(f"{run}/{EPOCHS}") else 20
+        return [line for line in lines if ended and (line["kind"] != "epoch" or line["epoch"] % every == 0)]

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from .hyperparameters import THREE, Scale
-from .jobs import Job, training
 from .results import Claim, at_least, more_accurate, speed_claim
-from .speed import timings
-from .tables import PaperTable, draw_item, make_tables, printed
+from .tables import PaperTable, draw_table, make_tables, printed
 
 NUMBER, TITLE = "Table 2", "ImageNet by SGD, SAM and ESAM, m-sharpness"
 PAPER: PaperTable = {
@@ -23,20 +20,8 @@ PAPER: PaperTable = {
 COLUMNS = tuple(PAPER)
 
 
-def jobs(scale: Scale) -> list[Job]:
-    """Return the runs, seed by seed."""
-    return [
-        training(scale, column, method, seed) for seed in range(scale.few) for column in COLUMNS for method in THREE
-    ]
-
-
-def timing_jobs(scale: Scale) -> list[Job]:
-    """Return the timings of both columns."""
-    return [job for column in COLUMNS for job in timings(scale, column)]
-
-
 tables = partial(make_tables, "Table 2, 20 classes of ImageNet, 16 x 16", PAPER)
-draw = partial(draw_item, "table2", "Table 2, 20 classes of ImageNet, 16 x 16", PAPER)
+draw = partial(draw_table, "table2", "Table 2, 20 classes of ImageNet, 16 x 16", PAPER)
 CLAIMS = (
     Claim("ImageNet: SAM is more accurate than SGD", "+0.7 and +0.8", more_accurate(COLUMNS, "sam", "base")),
     Claim("ImageNet: ESAM is more accurate than SGD", "+1.05 and +1.29", more_accurate(COLUMNS, "esam", "base")),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,9 @@ from esam.optim import METHODS
 from esam.report.measured import ABSENT, Measured
 from esam.report.sheets import Sheet
 
-from . import rules
 from .hyperparameters import FIVE, LABELS, THREE, Column
 from .results import Results
+from .rules import finite
 
 COLOURS = {"base": "#66707d", "sam": "#1f6fb4", "esam-swp": "#8a5cc2", "esam-sds": "#0d8f58", "esam": "#c4273a"}
 
@@ -26,7 +25,7 @@ class Printed:
 
     accuracy: float
     images: float
-    deviation: float | None = None
+    deviation: float = 0.0
 
 
 PaperTable = Mapping[Column, Mapping[str, Printed]]
@@ -39,46 +38,38 @@ def printed(*rows: tuple[float, ...]) -> dict[str, Printed]:
 
 
 def make_tables(title: str, paper: PaperTable, results: Results) -> list[Sheet]:
-    """Return each method's accuracy, its lead over SGD and its speed, ours beside the paper's."""
+    """Return each method's accuracy, its lead over the base and its speed, ours beside the paper's."""
     rows: list[tuple[str, ...]] = []
-    for column, printed_rows in paper.items():
-        base = results.accuracy(column, "base")
-        for method, theirs in printed_rows.items():
+    for column, theirs in paper.items():
+        for method, row in theirs.items():
             own = Measured.of(results.accuracy(column, method).values())
             if own is None:
                 continue
-            gap, speed = rules.paired(results.accuracy(column, method), base), results.speed(column, method)
+            lead, speed = results.lead(column, method), results.speed(column, method)
             counted = METHODS["sam"].units() / METHODS[method].units(results.scale.config(column, method, 0).settings)
-            led = method != "base"
             rows.append(
                 (
-                    f"{results.title(column)}: {LABELS[method]}",
+                    f"{results.title(column)}: {results.label(column, method)}",
                     own.format(decimals=2),
-                    gap.words() if led and gap is not None else ABSENT,
-                    f"{theirs.accuracy - printed_rows['base'].accuracy:+.2f}" if led else ABSENT,
+                    lead.words() if lead is not None and method != "base" else ABSENT,
+                    f"{row.accuracy - theirs['base'].accuracy:+.2f}" if method != "base" else ABSENT,
                     f"{100 * speed.mean:.0f} %" if speed is not None else ABSENT,
                     f"{100 * counted:.0f} %",
-                    f"{100 * theirs.images / printed_rows['sam'].images:.0f} %",
+                    f"{100 * row.images / theirs['sam'].images:.0f} %",
                     str(own.n),
                 )
             )
-    head = ("Task, method", "Accuracy, %", "over SGD", "paper", "of SAM's speed", "counted", "paper", "n")
+    head = ("Task, method", "Accuracy, %", "over the base", "paper", "of SAM's speed", "counted", "paper", "n")
     return [Sheet(f"{title}: mean ± deviation over seeds; leads ± 95 % t interval", head, tuple(rows))]
 
 
-def draw_item(name: str, title: str, paper: PaperTable, results: Results, folder: Path) -> list[Path]:
-    """Draw a table into a folder."""
-    return draw_table(folder / f"{name}.png", results, paper, title)
-
-
-def draw_table(path: Path, results: Results, paper: PaperTable, title: str) -> list[Path]:
-    """Draw points over SGD and speed in % of SAM's, ours beside the paper's, a group for each column."""
+def draw_table(name: str, title: str, paper: PaperTable, results: Results, folder: Path) -> list[Path]:
+    """Draw points over the base and speed in % of SAM's, ours beside the paper's, a group for each column."""
     lines = [
-        (number, column, method, gap)
+        (number, column, method, lead)
         for number, column in enumerate(paper)
         for method in paper[column]
-        if method != "base"
-        if (gap := rules.paired(results.accuracy(column, method), results.accuracy(column, "base"))) is not None
+        if method != "base" and (lead := results.lead(column, method)) is not None
     ]
     if not lines:
         return []
@@ -86,25 +77,26 @@ def draw_table(path: Path, results: Results, paper: PaperTable, title: str) -> l
 
     def draw(figure: Any) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
-        for place, (_, column, method, gap) in zip(places, lines, strict=True):
-            rows, colour, speed = paper[column], COLOURS[method], results.speed(column, method)
-            left.errorbar(gap.mean, place, xerr=_finite(gap.half), color=colour, marker="o")
-            left.plot(rows[method].accuracy - rows["base"].accuracy, place, "D", color=colour, mfc="white")
-            if speed is not None:
-                right.errorbar(100 * speed.mean, place, xerr=100 * _finite(speed.half), color=colour, marker="o")
-            right.plot(100 * rows[method].images / rows["sam"].images, place, "D", color=colour, mfc="white")
-        named = [f"{results.title(column)}: {LABELS[method]} (n = {gap.n})" for _, column, method, gap in lines]
+        for place, (_, column, method, lead) in zip(places, lines, strict=True):
+            ours = {"color": COLOURS[method], "marker": "o", "capsize": 2}
+            theirs = {"color": COLOURS[method], "marker": "D", "mfc": "white", "capsize": 2, "lw": 0.8}
+            row, base, sam = paper[column][method], paper[column]["base"], paper[column]["sam"]
+            left.errorbar(lead.mean, place, xerr=finite(lead.half), **ours)
+            # a difference's deviation, from those of both rows
+            spread = (row.deviation**2 + base.deviation**2) ** 0.5
+            left.errorbar(row.accuracy - base.accuracy, place - 0.25, xerr=spread, **theirs)
+            if (speed := results.speed(column, method)) is not None:
+                right.errorbar(100 * speed.mean, place, xerr=100 * finite(speed.half), **ours)
+            right.errorbar(100 * row.images / sam.images, place - 0.25, **theirs)
+        named = [f"{results.title(column)}: {LABELS[method]} (n = {lead.n})" for _, column, method, lead in lines]
         left.set_yticks(places, named, fontsize=8)
-        left.set_ylim(places[-1] - 0.6, 0.6)
-        for axes, level, words in ((left, 0, "points of test accuracy over SGD"), (right, 100, "speed, % of SAM's")):
+        left.set_ylim(places[-1] - 0.7, 0.6)
+        over = f"points of test accuracy over {results.label(lines[0][1], 'base')}"
+        for axes, level, words in ((left, 0, over), (right, 100, "speed, % of SAM's")):
             axes.axvline(level, color=INK, linewidth=0.8)
             axes.set(xlabel=words)
             axes.grid(True, axis="x")
-        words = "filled: here, 95 % t intervals over seeds and over processes; open: the paper"
+        words = "filled: here, 95 % t intervals over n seeds and over processes; open: the paper, its nets and data"
         figure.suptitle(f"{title}\n{words}", fontsize=9)
 
-    return write_picture(path, draw, width=8.0, height=1.4 - 0.3 * places[-1])
-
-
-def _finite(half: float) -> float:
-    return half if math.isfinite(half) else 0.0
+    return write_picture(folder / f"{name}.png", draw, width=8.0, height=1.4 - 0.3 * places[-1])

@@ -8,29 +8,16 @@ from __future__ import annotations
 
 from functools import partial
 
-from .hyperparameters import FIVE, Scale
-from .jobs import Job, training
 from .results import Claim, at_least, more_accurate, speed_claim
-from .speed import timings
-from .tables import PaperTable, draw_item, make_tables, printed
+from .tables import PaperTable, draw_table, make_tables, printed
 
 NUMBER, TITLE = "Table of A.6", "ViT-S/16 on ImageNet"
 VIT = ("ViT-S/16", "ImageNet")
 PAPER: PaperTable = {VIT: printed((79.72, 1133), (80.34, 581), (80.88, 616), (79.97, 693), (80.46, 734))}
 
 
-def jobs(scale: Scale) -> list[Job]:
-    """Return the runs, seed by seed."""
-    return [training(scale, VIT, method, seed) for seed in range(scale.few) for method in FIVE]
-
-
-def timing_jobs(scale: Scale) -> list[Job]:
-    """Return the timings."""
-    return timings(scale, VIT)
-
-
 tables = partial(make_tables, "Table of A.6, 20 classes of ImageNet, 16 x 16", PAPER)
-draw = partial(draw_item, "vit", "Table of A.6, 20 classes of ImageNet, 16 x 16", PAPER)
+draw = partial(draw_table, "vit", "Table of A.6, 20 classes of ImageNet, 16 x 16", PAPER)
 CLAIMS = (
     Claim("ViT: SAM is more accurate than the base", "80.34 and 79.72", more_accurate([VIT], "sam", "base")),
     Claim("ViT: SWP is more accurate than SAM", "80.88 and 80.34", more_accurate([VIT], "esam-swp", "sam")),
