@@ -9,9 +9,8 @@ from conftest import assert_same, problem
 from torch import nn
 
 from esam import ESAM, SAM
-from esam.optim import reference
+from esam.optim import Candidates, reference
 from esam.optim.mask import Mask, independent, suffix
-from esam.optim.selection import Candidates
 
 
 def start(lr=0.1, **settings):
