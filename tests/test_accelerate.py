@@ -104,6 +104,25 @@ def test_a_second_backward_before_the_step_is_refused_and_names_what_accumulates
     optimizer.step()  # by the first batch, which is still there
 
 
+def test_a_state_saved_by_accelerate_resumes_bit_for_bit(tmp_path):
+    accelerator, net, model, optimizer = prepared("looksam", mlp)
+
+    def train(net, optimizer, loader):
+        for x, y in loader:
+            backward(accelerator, optimizer, loss_function(net, optimizer.optimizer), x, y)
+            optimizer.step()
+
+    train(model, optimizer, data()[:3])
+    torch.save(optimizer.state_dict(), tmp_path / "optimizer.pt")
+    p, second = start("looksam")
+    p.model.load_state_dict(net.state_dict())
+    second = accelerator.prepare(second)
+    second.load_state_dict(torch.load(tmp_path / "optimizer.pt", weights_only=True))
+    for m, o in ((net, optimizer), (p.model, second)):
+        train(m, o, data()[3:])
+    assert_same(p.model, net)
+
+
 def test_the_pages_code_runs():
     scope = {"loader": data(torch.float32), "model": mlp(torch.float32)}
     scope["accelerator"] = accelerate.Accelerator(cpu=True)
