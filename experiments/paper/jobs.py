@@ -86,11 +86,13 @@ class Timing(Job):
     """One process that times the steps of a column in turn, on random images; ``study``: Figure 3's values, too."""
 
     column: Column
+    process: int
+    """Its number, which seeds the masks: what masks differ by is in the interval over processes."""
     study: bool = False
 
     def steps(self, scale: Scale) -> dict[str, Registered]:
         """Return who is timed, by name."""
-        settings = {method: {**scale.config(self.column, method, 0).settings, "seed": 0} for method in FIVE}
+        settings = {method: {**scale.config(self.column, method, 0).settings, "seed": self.process} for method in FIVE}
         found = {method: Registered(method, settings[method]) for method in FIVE}
         for method, setting in (("esam-swp", "beta"), ("esam-sds", "gamma")) if self.study else ():
             for share in scale.shares:
@@ -134,7 +136,7 @@ def timing_prefix(column: Column) -> str:
 def timings(scale: Scale, columns: Collection[Column], studied: Sequence[Column] = ()) -> list[Job]:
     """Return the timings of columns, one a process; of those studied, Figure 3's values with them."""
     processes = range(scale.processes)
-    return [Timing(f"{timing_prefix(c)}process{n}", c, c in studied) for c in columns for n in processes]
+    return [Timing(f"{timing_prefix(c)}process{n}", c, n, c in studied) for c in columns for n in processes]
 
 
 @dataclass(frozen=True)
