@@ -116,8 +116,13 @@ def accelerated(base):
     return pytest.importorskip("accelerate").Accelerator(cpu=True).prepare_optimizer(base)
 
 
-def lookahead(base):
-    return pytest.importorskip("pytorch_optimizer").Lookahead(base, k=2)
+def of_package(name):
+    def wrap(base):
+        wrapped = getattr(pytest.importorskip("pytorch_optimizer"), name)(base)
+        getattr(wrapped, "train", lambda: None)()  # of schedule-free bases
+        return wrapped
+
+    return wrap
 
 
 def schedule_free(base):
@@ -126,10 +131,12 @@ def schedule_free(base):
     return made
 
 
-WRAPPERS = (Unhooked, replaced_step, plain_hooks, accelerated, lookahead, schedule_free)
+PACKAGED = ("Lookahead", "OrthoGrad", "ScheduleFreeWrapper", "TRAC")
+WRAPPERS = {wrap.__name__: wrap for wrap in (Unhooked, replaced_step, plain_hooks, accelerated, schedule_free)}
+WRAPPERS |= {name: of_package(name) for name in PACKAGED}
 
 
-@pytest.mark.parametrize("wrap", WRAPPERS)
+@pytest.mark.parametrize("wrap", WRAPPERS.values(), ids=WRAPPERS)
 def test_a_wrapper_as_base_is_itself_at_rho_zero_counts_steps_and_resumes_bit_for_bit(wrap):
     """Before: never counted, so that methods that count steps stood still; an AttributeError or a TypeError."""
 
