@@ -51,7 +51,7 @@ class SingleProcess:
 
         The index of each that was sparse goes into ``sparse``.
         """
-        if all(t is not None and not t.is_sparse for t in tensors):
+        if not [t for t in tensors if t is None or t.is_sparse]:
             return self._gradients(index, tensors)
         found = {n: t for n, t in zip(index, tensors, strict=True) if t is not None}
         for n in [n for n, t in found.items() if t.is_sparse]:

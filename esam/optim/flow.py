@@ -188,7 +188,7 @@ class Step:
             self.grad.backward(loss, self.grad.weight(count, last=sync))
             self.grad.shared = self.grad.shared or sync
 
-        return Pass(self, piece, accept, first=True, sync=sync, quiet=False)
+        return Pass(self, piece, accept, first=True, again=False, sync=sync, quiet=False)
 
     def _first(self, piece: Piece, batches: Sequence[Batch], *, again: bool = True, quiet: bool = False) -> Pass:
         """Return the pass that takes a piece's gradient at theta into these batches; ``.grad`` is not touched.
@@ -208,7 +208,7 @@ class Step:
             for batch in dict.fromkeys(batches):
                 batch.add_first(piece, gradients, again=again)
 
-        return Pass(self, piece, accept, first=True, quiet=quiet)
+        return Pass(self, piece, accept, first=True, again=again, quiet=quiet)
 
     # The passes of finish -------------------------------------------------------------------------------------------
 
@@ -297,11 +297,10 @@ class Step:
         self.ready = True
         if len(self.losses) == 1:
             return self.losses[0][0]
-        total = sum(count for _, count in self.losses)
-        weights = [1.0 if self.loss == "sum" else count / total for _, count in self.losses]
-        found = self.losses[0][0] * weights[0]
-        for (loss, _), weight in zip(self.losses[1:], weights[1:], strict=True):
-            found = torch.add(found, loss, alpha=weight)
+        (found, seen), *others = self.losses
+        for loss, count in others:
+            seen += count
+            found = found + loss if self.loss == "sum" else torch.lerp(found, loss.to(found), count / seen)
         return found
 
     def undo(self) -> None:

@@ -47,14 +47,7 @@ def take_each(arguments: tuple[Any, ...], keep: Tensor, dims: Dims, size: int) -
     """Return the samples at ``keep`` of a function's arguments; one whose dimension is None is handed on whole."""
     rows = Rows(keep)
     each = zip(arguments, dims_of(arguments, dims), strict=True)
-    return tuple(
-        a
-        if dim is None
-        else a.index_select(dim, rows.on(a.device))
-        if type(a) is Tensor and a.dim() > dim
-        else _mapped(a, rows, size, dim)
-        for a, dim in each
-    )
+    return tuple([argument if dim is None else _mapped(argument, rows, size, dim) for argument, dim in each])
 
 
 def size_of_each(arguments: tuple[Any, ...], dims: Dims) -> int | None:
@@ -159,6 +152,9 @@ def _children(batch: Any) -> list[Any]:
 
 
 def _mapped(batch: Any, rows: Rows, size: int, dim: int) -> Any:
+    if type(batch) is Tensor and batch.dim() > dim:  # as in most loops
+        return batch.index_select(dim, rows.on(batch.device))
+
     def is_leaf(value: Any) -> bool:
         return isinstance(value, list) and len(value) == size and _is_list_of_alike(value)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 
 from .indexing import EVERYTHING, Dims, joined, size_of_each, take_each
 
@@ -147,12 +148,13 @@ class Pass:
         *,
         keep: Tensor | None = None,
         first: bool = False,
+        again: bool = True,
         sync: bool = False,
         quiet: bool = True,
         graph: bool = True,
     ) -> None:
         self.step, self.piece, self.accept, self.keep = step, piece, accept, keep
-        self.first, self.sync, self.quiet, self.graph = first, sync, quiet, graph
+        self.first, self.again, self.sync, self.quiet, self.graph = first, again, sync, quiet, graph
         self._undo: list[Callable[[], Any]] = []
 
     def __call__(self) -> None:
@@ -174,10 +176,10 @@ class Pass:
             step.keep_buffers(undo)
         else:
             step.buffers = None  # no copy shows them as they will be
-        if self.first:
-            self.piece.remember_state(step.devices)
-        else:
+        if not self.first:
             self.piece.replay_state(undo)
+        elif self.again:
+            self.piece.remember_state(step.devices)
         if not self.graph:
             undo.append(torch.clear_autocast_cache)  # it would hand later passes weights without a graph
         torch._C._set_grad_enabled(self.graph)
@@ -254,7 +256,7 @@ def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size
             f"a function is wanted, got {type(function).__name__}; pass one that returns the loss of a batch, such "
             "as def loss_of(x, y): return F.cross_entropy(model(x), y), and the batch: step(loss_of, x, y)"
         )
-    if any(isinstance(argument, torch.amp.GradScaler) for argument in batch):
+    if any(map(_is_scaler, batch)):
         raise ValueError("a scaler is no part of the batch; pass it by its name: scaler=scaler")
     size = 0
     if batch_size is not None:
@@ -267,6 +269,10 @@ def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size
     if size and found is not None and size != found:
         raise ValueError(f"batch_size is {size}, and the batch has {found} samples; leave batch_size out")
     return Piece(function, batch, dims, size or found or 0)
+
+
+def _is_scaler(argument: object) -> bool:
+    return isinstance(argument, GradScaler)
 
 
 def _loss_and_outputs(result: Any) -> tuple[Any, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, Literal
@@ -19,6 +20,8 @@ PRICE, SLOW = 1.15, 0.1  # the highest mean price; the step, in seconds, from wh
 SLICE, OWN, DEFAULT = "slicesam at SAM's radius", "slicesam", "slicesam, defaults"
 EQUAL = "base, SliceSAM's time"
 LONGER = "base, twice as long"
+DECIDING = ("base", "sam", SLICE, EQUAL, LONGER, OWN, DEFAULT)
+"""The roles that the three questions are about."""
 TWICE = ("sam", "sam-groups", "esam", "esam-swp")
 """Arms whose time the longer base has; the others have the base of SliceSAM's time."""
 
@@ -136,15 +139,13 @@ def step(record: dict[str, Any]) -> float:
 
 
 def finished(records: Records) -> list[Task]:
-    """Return the tasks whose tuning is complete and whose final has begun."""
+    """Return the tasks whose deciding roles have run with every seed of the final."""
     found = []
     for name in TASKS:
-        try:
+        with suppress(Missing):
             task = Task(records, name)
-        except Missing:
-            continue
-        if task.runs["base"]:
-            found.append(task)
+            if all(len(task.runs[role]) >= len(FINAL_SEEDS) for role in DECIDING):
+                found.append(task)
     return found
 
 
