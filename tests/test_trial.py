@@ -6,10 +6,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from experiments.trial import page
-from experiments.trial.judge import EQUAL, SLICE, Difference, Task, answers, joint
+from experiments.trial.judge import Difference, Task, answers, joint
 from experiments.trial.pool import append, read
 from experiments.trial.run import HORIZONS, Run
-from experiments.trial.stages import FINAL_SEEDS, Ladder, Missing, climb, final, open_runs, pilot, tuned
+from experiments.trial.stages import EQUAL, FINAL_SEEDS, SLICE, Ladder, Missing, climb, final, open_runs, pilot, tuned
 
 START = Run("tune", "cifar10", "sam", 0, 0.1, 5e-4, 20, 0.05)
 LADDER = Ladder("rho", (0.5, 1, 2), 2, 0.125, 8)

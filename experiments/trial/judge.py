@@ -11,17 +11,26 @@ from typing import Any, Literal
 
 from scipy.stats import t as student
 
-from .stages import FINAL_SEEDS, MORE_SEEDS, Missing, Records, best_average, final, tuned
+from .stages import (
+    DECIDING,
+    DEFAULT,
+    EQUAL,
+    FINAL_SEEDS,
+    LONGER,
+    MORE_SEEDS,
+    OWN,
+    SLICE,
+    Missing,
+    Records,
+    best_average,
+    final,
+    tuned,
+)
 from .tasks import TASKS
 
 Answer = Literal["yes", "no", "cannot tell", "not run"]
 MARGIN = {"accuracy": 0.5, "loss": 0.02}
 PRICE, SLOW = 1.15, 0.1  # the highest mean price; the step, in seconds, from which on it is asked
-SLICE, OWN, DEFAULT = "slicesam at SAM's radius", "slicesam", "slicesam, defaults"
-EQUAL = "base, SliceSAM's time"
-LONGER = "base, twice as long"
-DECIDING = ("base", "sam", SLICE, EQUAL, LONGER, OWN, DEFAULT)
-"""The roles that the three questions are about."""
 TWICE = ("sam", "sam-groups", "esam", "esam-swp")
 """Arms whose time the longer base has; the others have the base of SliceSAM's time."""
 

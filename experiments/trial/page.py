@@ -9,9 +9,9 @@ from typing import Any
 from esam.report.sheets import Sheet, as_markdown
 
 from .arms import ARMS
-from .judge import DEFAULT, EQUAL, LONGER, OWN, PRICE, SLICE, SLOW, Task, answers, finished, total
+from .judge import PRICE, SLOW, Task, answers, finished, total
 from .pool import read
-from .stages import SMALL
+from .stages import DEFAULT, EQUAL, LONGER, OWN, SLICE, SMALL
 from .tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -157,14 +157,18 @@ def short(tasks: Sequence[Task]) -> str:
     if not tasks:
         return "The runs are not done."
     roles = ("base", EQUAL, LONGER, "sam", SLICE, DEFAULT, "msam", "esam")
-    head = ("Arm", *(f"{task.name}, n = {min(len(task.runs[role]) for role in roles)}" for task in tasks))
+    head = ("Arm", *(f"{task.name}, n = {len(task.runs['base'])}" for task in tasks))
     return markdown(head, [(title(role), *(cell(task, role) for task in tasks)) for role in roles])
 
 
 def cell(task: Task, role: str) -> str:
     """Return accuracy, loss, time over the base's, and how far an arm is over the base."""
+    if not task.runs.get(role):
+        return "not run"
     found = f"{task.mean(role, 'accuracy')[0]:.1f}, {task.mean(role, 'loss')[0]:.2f}, {total(task, role):.2f}×"
     gain, places = task.over(role, "base"), digits(task) - 1
+    count = len(task.runs[role])
+    found += "" if count == len(task.runs["base"]) else f" (n = {count})"
     return found if role == "base" else f"{found}: {gain.mean:+.{places}f} ± {gain.reach:.{places}f}"
 
 

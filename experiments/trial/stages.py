@@ -17,9 +17,13 @@ Score = Callable[[dict[str, Any]], float]
 
 PILOT_SEEDS, TUNE_SEEDS, FINAL_SEEDS = (0,), (100, 101), (1000, 1001, 1002, 1003, 1004, 1005)
 MORE_SEEDS = (1006, 1007)
-TUNED = ("base", "sam", "slicesam", "base-ema", "msam")
+SLICE, OWN, DEFAULT = "slicesam at SAM's radius", "slicesam", "slicesam, defaults"
+EQUAL, LONGER = "base, SliceSAM's time", "base, twice as long"
+DECIDING = ("base", "sam", SLICE, EQUAL, LONGER, OWN, DEFAULT)
+"""The roles that the three questions are about."""
+TUNED = ("base", "sam", "slicesam", "base-ema")
 SMALL = ("noisy", "vit", "gpt", "finetune", "cifar10")  # one after the other: what is judged is complete
-LAST = ("ascent", "rwp")  # tuned when all others have run, by the stage "last"; in the final as soon as they are tuned
+LAST = ("msam", "ascent", "rwp")  # tuned when all others have run, by the stage "last"; then in the final
 
 
 class Missing(Exception):
@@ -153,13 +157,12 @@ def roles(records: Records, task: str) -> dict[str, Run]:
     found = {
         "base": base,
         "sam": sam,
-        "slicesam at SAM's radius": replace(sam, arm="slicesam"),
-        "base, SliceSAM's time": replace(base, epochs=base.epochs * round(dearer, 3)),
-        "base, twice as long": replace(base, epochs=base.epochs * 2),
-        "slicesam": own,
-        "slicesam, defaults": replace(base, arm="slicesam", rho=ARMS["slicesam"].rho),
+        SLICE: replace(sam, arm="slicesam"),
+        EQUAL: replace(base, epochs=base.epochs * round(dearer, 3)),
+        LONGER: replace(base, epochs=base.epochs * 2),
+        OWN: own,
+        DEFAULT: replace(base, arm="slicesam", rho=ARMS["slicesam"].rho),
         "base-ema": replace(tuned(records, task, "base-ema"), stage="final"),
-        "msam": replace(tuned(records, task, "msam"), stage="final"),
         "esam": replace(sam, arm="esam"),
     }
     for arm in LAST:
@@ -177,7 +180,7 @@ def final(records: Records, task: str, seeds: Sequence[int] = FINAL_SEEDS) -> di
 
 def seeds_of_the_final(records: Records, task: str) -> tuple[int, ...]:
     """Return six seeds; eight where the first question cannot be told after six."""
-    from .judge import SLICE, Task  # which reads records by these stages
+    from .judge import Task  # which reads records by these stages
 
     if any(run.key not in records for role in ("sam", SLICE) for run in final(records, task)[role]):
         return FINAL_SEEDS
@@ -201,9 +204,10 @@ def _open(records: Records, stage: str, task: str) -> Iterator[Run]:
     elif stage in ("tune", "last"):
         waits = [lambda arm=arm: tuned(records, task, arm) for arm in (TUNED if stage == "tune" else LAST)]
     else:
-        waits, runs = [], final(records, task, seeds_of_the_final(records, task)).values()
-        for turn in zip(*runs, strict=True):  # seed by seed: what is there at any time is balanced
-            yield from (run for run in turn if run.key not in records)
+        waits, roles = [], final(records, task, seeds_of_the_final(records, task))
+        for part in (DECIDING, roles.keys() - {*DECIDING}):
+            for turn in zip(*(roles[role] for role in roles if role in part), strict=True):  # seed by seed
+                yield from (run for run in turn if run.key not in records)
     seen: set[str] = set()
     for wait in waits:
         try:
