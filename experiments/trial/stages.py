@@ -97,8 +97,8 @@ def search(records: Records, start: Run, ladders: Sequence[Ladder], seeds: Seque
     return start
 
 
-def pilot(records: Records, task: str) -> tuple[Run, Run]:
-    """Return the base's and SAM's best of the pilot: learning rate, weight decay, length; then SAM's radius."""
+def pilot_base(records: Records, task: str) -> Run:
+    """Return the base's best of the pilot: learning rate, length, weight decay."""
     t = TASKS[task]
     start = Run("pilot", task, "base", 0, t.lr, t.weight_decay, t.epochs)
     ladders = (
@@ -106,7 +106,12 @@ def pilot(records: Records, task: str) -> tuple[Run, Run]:
         Ladder("epochs", (0.5, 1), 2, 0.25, t.longest),
         Ladder("weight_decay", (1 / 4, 1, 4), 4, 1 / 16, 16),
     )
-    base = search(records, start, ladders, PILOT_SEEDS, better_is_higher(task))
+    return search(records, start, ladders, PILOT_SEEDS, better_is_higher(task))
+
+
+def pilot(records: Records, task: str) -> tuple[Run, Run]:
+    """Return the base's best of the pilot, and SAM's there, by its radius."""
+    base = pilot_base(records, task)
     sam = replace(base, arm="sam", rho=ARMS["sam"].rho)
     radii = Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8)
     return base, climb(records, sam, radii, PILOT_SEEDS, better_is_higher(task))
@@ -114,10 +119,10 @@ def pilot(records: Records, task: str) -> tuple[Run, Run]:
 
 def tuned(records: Records, task: str, arm: str) -> Run:
     """Return an arm's best settings: as many trials for everyone, at full length, on validation data, two seeds."""
-    base, sam = pilot(records, task)
     score = better_is_higher(task)
     budget = TASKS[task].epochs * TASKS[task].longest
     if arm in ("base", "base-ema"):
+        base = pilot_base(records, task)
         start = replace(base, stage="tune", arm="base")
         length = Ladder("epochs", (0.5, 1), 2, 0.125, budget / base.epochs)
         rates = (Ladder("lr", (0.5, 1, 2), 2, 0.125, 8),)  # at each length its own
@@ -126,7 +131,7 @@ def tuned(records: Records, task: str, arm: str) -> Run:
         averaged = [averaged_score(task, share) for share in HORIZONS]
         found = [climb(records, start, length, TUNE_SEEDS, score, rates) for score in averaged]
         return max(found, key=lambda run: best_average(records, task, run)[1])
-    base = tuned(records, task, "base")
+    base, (_, sam) = tuned(records, task, "base"), pilot(records, task)
     start = replace(base, arm=arm, rho=sam.rho if arm in ("sam", "slicesam", "ascent") else ARMS[arm].rho)
     length = Ladder("epochs", (0.5, 1, 2), 2, 0.125, budget / base.epochs)
     return search(records, start, (Ladder("rho", (0.5, 1, 2), 2, 1 / 32, 8), length), TUNE_SEEDS, score)
