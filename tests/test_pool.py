@@ -15,6 +15,7 @@ from rich.console import Console
 
 from esam.runs import Comparison, PlannedRun, Processes, plan, pool, run_all
 from esam.runs.live import run_and_show
+from esam.runs.plan import Job
 from esam.train import Config, run
 from esam.train.loaded_run import MEASURES
 
@@ -135,3 +136,19 @@ def test_a_run_ends_with_its_parent_however_that_is_ended_and_its_folder_is_free
     assert command.wait(timeout=300) == -getattr(signal, end)
     with FileLock(tmp_path / ".lock", timeout=300):  # raises Timeout if the run lives on
         pass
+
+
+def test_results_decide_what_comes_next_and_what_failed_is_not_tried_again(tmp_path, worker):
+    good, bad = worker("(folder / 'done').touch()"), worker("sys.exit(3)")
+    asked = []
+
+    def next_runs():
+        done = sum((tmp_path / str(n) / "done").exists() for n in range(3))
+        asked.append(done)
+        return [Job(tmp_path / "bad", bad, "bad", "{}"), Job(tmp_path / str(done), good, f"run {done}", "{}")][
+            : 4 - done
+        ]
+
+    with pytest.raises(RuntimeError, match="1 of 4 runs failed:\n  bad: it called"), Processes(2) as processes:
+        run_all(next_runs, processes, poll=0.01)
+    assert max(asked) == 3

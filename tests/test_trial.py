@@ -7,7 +7,7 @@ import pytest
 
 from experiments.trial import page
 from experiments.trial.judge import Difference, Task, answers, joint
-from experiments.trial.pool import append, read
+from experiments.trial.records import append, read
 from experiments.trial.run import HORIZONS, Run
 from experiments.trial.stages import EQUAL, FINAL_SEEDS, SLICE, Ladder, Missing, climb, final, open_runs, pilot, tuned
 

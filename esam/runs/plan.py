@@ -54,6 +54,23 @@ class PlannedRun:
 
 
 @dataclass(frozen=True)
+class Job:
+    """Any other work that a pool can do: a module's ``main(folder)``, which reads its order in the folder."""
+
+    folder: Path
+    worker: str
+    name: str
+    order: str
+    """As JSON."""
+    ended = False
+
+    def prepare(self) -> None:
+        """Write the order where the job's process will read it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.folder / CONFIG_NAME, self.order.encode())
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Methods and seeds that share one configuration: the same data, order, initial weights and budget for each."""
 

@@ -16,14 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import worker
-from .plan import LOG_NAME, PlannedRun
+from .plan import LOG_NAME, Job, PlannedRun
 
 if TYPE_CHECKING:
     from .ray import RayCluster, RayRun
 
+Run = PlannedRun | Job
+
 
 def run_all(
-    runs: Sequence[PlannedRun],
+    runs: Sequence[Run] | Callable[[], Sequence[Run]],
     executor: Processes | RayCluster,
     watch: Callable[[], None] = lambda: None,
     *,
@@ -31,19 +33,21 @@ def run_all(
 ) -> None:
     """Do the runs that have not ended yet; after an interruption, the next call resumes.
 
-    ``watch`` is called again and again. If runs failed, this raises after the others have ended.
+    Where results decide what comes next, ``runs`` is a function that returns what is open now: it is asked again after
+    each run. ``watch`` is called again and again. If runs failed, this raises after the others have ended.
     """
-    runs = list(dict.fromkeys(runs))
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # set by torchrun
-        _run_on_every_rank(runs, watch)
+        _run_on_every_rank(list(dict.fromkeys(runs() if callable(runs) else runs)), watch)
         return
-    waiting = [run for run in runs if not run.ended]
-    going: dict[PlannedRun, WorkerProcess | RayRun] = {}
+    begun: set[Run] = set()
+    going: dict[Run, WorkerProcess | RayRun] = {}
     failures: list[str] = []
+    waiting = [run for run in dict.fromkeys(runs() if callable(runs) else runs) if not run.ended]
     try:
         while waiting or going:
             while waiting and len(going) < executor.at_once:
                 run = waiting.pop(0)
+                begun.add(run)
                 going[run] = executor.start(run)
             watch()
             time.sleep(poll)
@@ -51,15 +55,17 @@ def run_all(
                 if (failure := started.poll()) is not None:
                     del going[run]
                     failures += [f"  {run.name}: {failure} ({run.folder / LOG_NAME})"] if failure else []
+                    if callable(runs):
+                        waiting = [new for new in dict.fromkeys(runs()) if new not in begun]
     finally:
         for started in going.values():
             started.end()
     watch()
     if failures:
-        raise RuntimeError("\n".join([f"{len(failures)} of {len(runs)} runs failed:", *failures]))
+        raise RuntimeError("\n".join([f"{len(failures)} of {len(begun)} runs failed:", *failures]))
 
 
-def _run_on_every_rank(runs: Sequence[PlannedRun], watch: Callable[[], None]) -> None:
+def _run_on_every_rank(runs: Sequence[Run], watch: Callable[[], None]) -> None:
     """Do each run on all ranks together, which call this alike; all must see the folders."""
     from esam.train.distributed import Ranks
 
@@ -86,7 +92,7 @@ class Processes:
         self.at_once, self._reuse = jobs, reuse
         self._started: list[WorkerProcess] = []
 
-    def start(self, run: PlannedRun) -> WorkerProcess:
+    def start(self, run: Run) -> WorkerProcess:
         """Hand a run to a process."""
         run.prepare()
         idle = [process for process in self._started if process.idle]
@@ -114,7 +120,7 @@ class WorkerProcess:
         self._process.start()
         theirs.close()  # so that the end of the process is seen
 
-    def begin(self, run: PlannedRun) -> None:
+    def begin(self, run: Run) -> None:
         """Begin a run whose folder is prepared."""
         self.idle = False
         (run.folder / LOG_NAME).unlink(missing_ok=True)  # an old failure must not be taken for a new one

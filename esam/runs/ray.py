@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .plan import CONFIG_NAME, PlannedRun
+from .plan import CONFIG_NAME, Job, PlannedRun
 from .worker import carry_out
 
 RETRIES = 5
@@ -80,7 +80,7 @@ class RayCluster:
     task: Any
     at_once = sys.maxsize  # Ray keeps the queue
 
-    def start(self, run: PlannedRun) -> RayRun:
+    def start(self, run: PlannedRun | Job) -> RayRun:
         """Hand a run to the cluster."""
         run.prepare()
         folder = run.folder.absolute()

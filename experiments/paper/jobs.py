@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from esam.bench.steps import Registered, plain_loop
-from esam.files import write_atomically
-from esam.runs.plan import CONFIG_NAME, PlannedRun
+from esam.runs.plan import Job as PoolJob
 from esam.runs.pool import Processes, run_all
 from esam.train import Config, Task
 from esam.train.build import prepared_model
@@ -139,25 +138,6 @@ def timings(scale: Scale, columns: Collection[Column], studied: Sequence[Column]
     return [Timing(f"{timing_prefix(c)}process{n}", c, n, c in studied) for c in columns for n in processes]
 
 
-@dataclass(frozen=True)
-class Queued(PlannedRun):
-    """A job as esam's pool takes it: its name in a folder, where a worker process reads it."""
-
-    scale: str = ""
-    out: str = ""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it is done: those that are have not been queued."""
-        return False
-
-    def prepare(self) -> None:
-        """Write down which job it is."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        order = {"job": self.label, "scale": self.scale, "out": self.out}
-        write_atomically(self.folder / CONFIG_NAME, json.dumps(order).encode())
-
-
 def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: int, fresh: bool = False) -> int:
     """Do every job that is not done, in order, so many at a time; return how many failed.
 
@@ -165,9 +145,9 @@ def work_through(jobs: Sequence[Job], store: Store, scale: Scale, *, at_once: in
     done is kept, and the same call goes on with the rest.
     """
     missing = {job.name: job for job in jobs if not job.done(store)}
-    config, out = next(iter(scale.columns.values())), str(store.folder.parent.absolute())
+    order = {"scale": scale.name, "out": str(store.folder.parent.absolute())}
     worker = "experiments.paper.items"
-    queued = [Queued(config, store.folder / name, worker, name, scale.name, out) for name in missing]
+    queued = [PoolJob(store.folder / name, worker, name, json.dumps({"job": name, **order})) for name in missing]
 
     def watch() -> None:
         for name in [name for name, job in missing.items() if job.done(store)]:

@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import argparse
-import multiprocessing
+import json
 import os
+import time
+from dataclasses import asdict
 from pathlib import Path
 
+from esam.runs import Processes, run_all
+from esam.runs.plan import Job
+
+from . import records as worker
 from .judge import finished
-from .pool import read, work
-from .stages import SMALL, TUNED, Missing, Records, pilot, tuned
+from .records import read
+from .stages import SMALL, TUNED, Missing, Records, open_runs, pilot, tuned
 
 RECORDS = Path("results/trial.jsonl")
+
+
+def open_jobs(stages: list[str], tasks: list[str], path: Path) -> list[Job]:
+    """Return what can be run now, task by task."""
+    records, path = read(path), path.absolute()
+    print(f"{time.strftime('%H:%M:%S')} {len(records)} records", flush=True)
+    runs = [run for task in tasks for stage in stages for run in open_runs(records, stage, [task])]
+    scratch = path.with_suffix(".scratch")
+    orders = {run: json.dumps({"run": asdict(run), "records": str(path)}) for run in runs}
+    return [Job(scratch / run.key, worker.__name__, str(run), order) for run, order in orders.items()]
 
 
 def status(records: Records, tasks: list[str]) -> None:
@@ -42,14 +58,8 @@ def main() -> None:
         print(page.answered(judged), page.tables(judged), sep="\n\n")
         return page.figure(judged) if judged else None
     os.environ["OMP_NUM_THREADS"] = "1"
-    context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=work, args=(options.stages, tasks, options.records)) for _ in range(options.jobs)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    if any(worker.exitcode for worker in workers):
-        raise SystemExit("a process ended early; its run is open: call this again")
+    with Processes(options.jobs, reuse=True) as processes:
+        run_all(lambda: open_jobs(options.stages, tasks, options.records), processes, poll=1)
 
 
 if __name__ == "__main__":

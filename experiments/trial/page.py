@@ -10,7 +10,7 @@ from esam.report.sheets import Sheet, as_markdown
 
 from .arms import ARMS
 from .judge import PRICE, SLOW, Task, answers, finished, total
-from .pool import read
+from .records import read
 from .stages import DEFAULT, EQUAL, LONGER, OWN, SLICE, SMALL
 from .tasks import TASKS
 
