@@ -246,12 +246,12 @@ def settings(optimizer: Any, base: torch.optim.Optimizer, task: Task) -> dict[st
 @cache
 def environment(threads: int) -> dict[str, Any]:
     """Return the machine, the versions and the commit."""
-    here = Path(__file__).parent
-    commit = subprocess.run(
-        ["git", "describe", "--always", "--dirty", "--abbrev=12"], cwd=here, capture_output=True, text=True
-    )
+    root = Path(__file__).parents[2]
+    head = ["git", "rev-parse", "--short=12", "HEAD"]
+    commit = subprocess.run(head, cwd=root, capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "esam", "experiments"], cwd=root).returncode
     return {
-        "commit": commit.stdout.strip(),
+        "commit": f"{commit}-dirty" if changed else commit,  # the records themselves change with every run
         "torch": torch.__version__,
         "python": platform.python_version(),
         "machine": platform.machine(),
