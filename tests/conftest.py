@@ -50,7 +50,8 @@ class Problem:
 
 
 def mlp(dtype=torch.float64):
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)).to(dtype)
+    layers = (nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+    return nn.Sequential(*layers).to(dtype)
 
 
 def normalised(dtype=torch.float64):
@@ -77,11 +78,7 @@ def sgd(p, **settings):
     return torch.optim.SGD(p.model.parameters(), **{"lr": 0.05, "momentum": 0.9, **settings})
 
 
-EVERY_ROW = {name: row for name, row in METHODS.items() if name != "sam-on"}  # which wants norm layers
-TWO_PASSES = ("sam", "asam", "looksam", "fsam", "gsam", "esam", "esam-swp", "esam-sds", "esam-random")
-"""The other rows are the base, its controls, and cheaper relatives."""
-FLOWS = ("base", "sam", "looksam", "esam", "slicesam")
-"""One method for each way that a step can go."""
+PERTURBING = [name for name, row in METHODS.items() if row.kind == "method"]
 
 
 def problem(build=mlp, batch=12, seed=0, dtype=torch.float64):
@@ -98,9 +95,9 @@ BASES = {
 
 
 def start(name, build=mlp, *, base="sgd", batch=12, dtype=torch.float64, **settings):
-    """Return a problem and the optimizer of a row; LookSAM perturbs every other step, so that both kinds come up."""
+    """Return a problem and the optimizer of a row; one that perturbs every k-th step has k = 2: both kinds come up."""
     p = problem(build, batch, dtype=dtype)
-    settings = {"seed": 3, **({"k": 2} if name == "looksam" else {}), **settings}
+    settings = {"seed": 3, **({"k": 2} if "k" in METHODS[name].options() else {}), **settings}
     return p, METHODS[name](BASES[base](p.model.parameters()), p.model, **settings)
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import BASES, EVERY_ROW, TWO_PASSES, assert_same, normalised, problem, same, start
+from conftest import BASES, PERTURBING, assert_same, normalised, problem, same, start
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves
@@ -19,7 +19,7 @@ from esam import METHODS, SAM
 from esam.optim.monitor import StepMonitor
 from esam.optim.perturb import perturbed
 
-every_row = pytest.mark.parametrize("name", EVERY_ROW)
+every_row = pytest.mark.parametrize("name", METHODS)
 
 
 # One step -------------------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_nothing_is_read_back_from_the_device(name):
             assert p.step(optimizer).shape == ()
 
 
-@pytest.mark.parametrize("name", TWO_PASSES)
+@pytest.mark.parametrize("name", sorted({*PERTURBING} - {"slicesam", "ae-sam", "msam"}))  # theirs reaches the weights
 def test_a_first_gradient_without_direction_never_reaches_the_weights_nor_later_steps(name):
     for value in (0.0, float("inf"), float("nan")):
         p, optimizer = start(name)
@@ -294,17 +294,17 @@ def in_phases(p, optimizer, loss_of=None):
     return losses, loss
 
 
-@pytest.mark.parametrize("name", TWO_PASSES)
+@pytest.mark.parametrize("name", PERTURBING)
 def test_accumulate_returns_each_samples_loss_at_theta_detached(name):
     p, optimizer = start(name)
     expected = [p.loss_of(*batch).detach() for batch in micro_batches(p)]
     losses, loss = in_phases(p, optimizer)
-    assert_same(losses, expected)
+    assert_same(losses, expected, atol=1e-14)
     assert not any(found.requires_grad for found in losses)
     assert_same(loss, torch.cat(expected).mean(), atol=1e-14)
 
 
-@pytest.mark.parametrize("name", sorted(set(EVERY_ROW) - {"esam", "esam-sds"}))
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"esam", "esam-sds"}))
 def test_a_mean_loss_will_do_where_no_ranking_reads_single_ones(name):
     (p, single), (q, mean) = start(name), start(name)
     for _ in range(4):
@@ -368,7 +368,7 @@ def test_it_is_a_torch_optimizer_on_the_bases_own_groups():
         optimizer.base.load_state_dict(optimizer.base.state_dict())  # torch puts new lists in place
 
 
-@pytest.mark.parametrize("name", TWO_PASSES)
+@pytest.mark.parametrize("name", PERTURBING)
 def test_a_parameter_without_a_gradient_or_with_one_in_one_pass_only_is_left_alone(name):
     p, optimizer = start(name)
     unused, extra = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))

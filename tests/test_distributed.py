@@ -12,7 +12,6 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import EVERY_ROW, FLOWS
 from counting import Counting
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
@@ -59,7 +58,7 @@ UNLIKE = ((0, 2, BATCH), (0, 1, 3, 5))
 BOTH_WAYS = ("rank", "global")
 
 ROWS = {
-    **EVERY_ROW,
+    **{name: row for name, row in METHODS.items() if name != "sam-on"},  # the model has no norm layer
     "looksam": functools.partial(METHODS["looksam"], k=2),
     "sam, m": functools.partial(METHODS["sam"], m=3),
     "esam-swp, suffix": functools.partial(METHODS["esam-swp"], mask="suffix"),
@@ -298,7 +297,7 @@ def test_weights_gradients_generator_and_memory_agree_after_every_step_though_ba
         assert_same(*both(at_every_step, name, perturbation="global"))
 
 
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("name", ["base", "sam", "looksam", "esam", "slicesam"])
 def test_gradients_that_are_views_of_buckets_make_the_same_steps(both, name):
     assert_same(*both(trained, name), *both(trained, name, options={"gradient_as_bucket_view": True}))
 
