@@ -15,7 +15,6 @@ from esam.analysis import (
     hessian_trace,
     landscape,
     linearity,
-    losses_along,
     m_sharpness,
     random_plane,
     select,
@@ -92,7 +91,6 @@ ANALYSES = {
 OF_SAMPLES = {
     "m": lambda o, p: m_sharpness(o, p, rho=0.1, m=2),
     "cosines": lambda o, p: gradient_cosines(o, p, select(o, p)),
-    "along": lambda o, p: losses_along(o, p, select(o, p), ts=[0, 1]),
 }
 """They ask an objective for its samples."""
 

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esam.analysis import ModelObjective, gradient_cosines, linearity, losses_along, select
+from esam.analysis import ModelObjective, gradient_cosines, linearity, select
 from esam.optim import reference
 
 # Linearity -----------------------------------------------------------------------------------------------------------
@@ -82,18 +82,6 @@ def test_the_random_set_is_as_large_as_b_plus_and_decided_by_the_seed():
     found = [select(objective, objective.parameters, gamma=0.25, seed=s).rows for s in (0, 0, 1)]
     one, same, other = (rows["random"].tolist() for rows in found)
     assert len(set(one)) == len(found[0]["plus"]) == 3 and one == same != other
-
-
-def test_losses_along_eps_begin_at_theta_and_pass_theta_plus_eps():
-    _, _, _, objective = problem()
-    theta = objective.parameters
-    found = select(objective, theta, gamma=0.5, rho=0.3)
-    curves = losses_along(objective, theta, found, ts=[0, 1, 2])
-    for name, curve in curves.items():
-        one = found.sets()[name]
-        assert curve[:2] == pytest.approx([one["loss"], one["perturbed_loss"]], rel=1e-12)
-    beyond = {n: p + 2 * found.eps[n] for n, p in theta.items()}
-    assert curves["all"][2] == pytest.approx(objective(beyond).item(), rel=1e-12)
 
 
 @pytest.mark.parametrize("gamma", [0, 1.5, 1, 0.99])

@@ -1,6 +1,7 @@
 """The paper's experiments: whole at a tiny size, their data, their store, and the command."""
 
 import dataclasses
+import math
 import os
 import signal
 import subprocess
@@ -13,11 +14,14 @@ import torch
 from torch import nn
 
 from esam import ESAM
+from esam.analysis import ModelObjective
+from esam.analysis.directions import cosine_similarity, inner
+from esam.analysis.objective import norm_of, value_and_gradient
 from esam.train.loaded_run import run_weights
 from experiments.paper import probe
 from experiments.paper.__main__ import main
 from experiments.paper.data import WATCH, drawn, set_losses
-from experiments.paper.figure4 import objective_of
+from experiments.paper.figure4 import gradient_plane, objective_of
 from experiments.paper.hyperparameters import PAPER, SCALES, paper_scale, tiny_scale
 from experiments.paper.items import ITEMS, jobs_of
 from experiments.paper.jobs import Training, training
@@ -245,3 +249,28 @@ def _children_of_session(session):
         if int(fields[3]) == session and fields[0] != "Z" and int(path.parent.name) != os.getpid():
             found.append(path.parent.name)
     return found
+
+
+def test_the_axes_of_a5_are_orthogonal_and_span_the_gradients_of_the_halves():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    objective = ModelObjective(net, [(torch.randn(20, 4).double(), torch.randint(0, 3, (20,)))])
+    theta = objective.parameters
+    x, y = gradient_plane(objective, 0, 0.1)
+    halves = torch.randperm(20, generator=torch.Generator().manual_seed(0)).tensor_split(2)
+    g, h = (value_and_gradient(objective.only(rows), theta)[1] for rows in halves)
+    assert inner(x, y) == pytest.approx(0, abs=1e-12)
+    for axis, half in ((x, g), (y, h)):
+        assert float(norm_of(axis.values())) == pytest.approx(0.1 * float(norm_of(half.values())))
+    assert cosine_similarity(g, x) == pytest.approx(1)
+    assert math.hypot(cosine_similarity(h, x), cosine_similarity(h, y)) == pytest.approx(1)
+
+
+def test_swps_eps_is_sams_on_average():
+    gradient = {"a": torch.tensor([3.0, 0.0]).double(), "b": torch.tensor([0.0, 4.0]).double()}
+    generator = torch.Generator().manual_seed(0)
+    draws = [probe.swp_eps(gradient, 0.5, beta=0.8, generator=generator) for _ in range(2000)]
+    assert sorted({round(e["a"][0].item(), 12) for e in draws}) == [0.0, 0.375]
+    # at least one tensor is drawn: each then has 0.8 + 0.2 * 0.2 / 2 = 0.82
+    # so the share drawn is within 3.5 standard errors, sqrt(0.82 * 0.18 / 2000) = 0.0086
+    assert sum(e["a"][0].item() > 0 for e in draws) / 2000 == pytest.approx(0.82, abs=0.03)

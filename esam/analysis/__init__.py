@@ -3,12 +3,12 @@
 Eigenvalues need scipy and the pictures of ``esam.analysis.plot`` need matplotlib: the extra ``analysis``.
 """
 
-from .directions import adversarial_plane, filter_normalised, gaussian, random_plane, sam_eps, swp_eps
+from .directions import filter_normalised, gaussian, random_plane, sam_eps
 from .hessian import hessian_trace, spectral_density, top_eigenvalues
 from .landscape import Landscape, even_axis, landscape
 from .objective import ModelObjective, Objective
 from .rounding import rounded, rounded_accuracy
-from .selection import gradient_cosines, losses_along, select
+from .selection import gradient_cosines, select
 from .sharpness import adaptive_sharpness, ascent_sharpness, linearity, m_sharpness, sharpness
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "ModelObjective",
     "Objective",
     "adaptive_sharpness",
-    "adversarial_plane",
     "ascent_sharpness",
     "even_axis",
     "filter_normalised",
@@ -25,7 +24,6 @@ __all__ = [
     "hessian_trace",
     "landscape",
     "linearity",
-    "losses_along",
     "m_sharpness",
     "random_plane",
     "rounded",
@@ -34,6 +32,5 @@ __all__ = [
     "select",
     "sharpness",
     "spectral_density",
-    "swp_eps",
     "top_eigenvalues",
 ]

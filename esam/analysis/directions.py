@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from esam.optim import Gradients
-from esam.optim.checks import checked_share
-from esam.optim.mask import independent
 from esam.optim.perturb import along
 
-from .objective import ModelObjective, Parameters, norm_of, value_and_gradient
+from .objective import Parameters, norm_of
 
 Direction = dict[str, Tensor]
 
@@ -44,38 +42,10 @@ def random_plane(parameters: Parameters, *, seed: int) -> tuple[Direction, Direc
     return filter_normalised(x, parameters), filter_normalised(y, parameters)
 
 
-def adversarial_plane(
-    objective: ModelObjective, parameters: Parameters, *, seed: int, eta: float | None = None
-) -> tuple[Direction, Direction]:
-    """Return the gradients of two random halves of the samples, made orthogonal to each other.
-
-    Each has length 1, so that minima can be compared at equal distances; with ``eta``, a learning rate, it has eta
-    times the length of its gradient, the paper's unit.
-    """
-    if objective.count < 2:
-        raise ValueError(f"two halves need 2 samples or more, got {objective.count}")
-    order = torch.randperm(objective.count, generator=torch.Generator().manual_seed(seed))
-    halves = order.tensor_split(2)
-    x, y = (value_and_gradient(objective.only(rows.sort().values), parameters)[1] for rows in halves)
-    lengths = [1.0 if eta is None else eta * float(norm_of(g.values())) for g in (x, y)]
-    return scaled_to(x, lengths[0]), scaled_to(orthogonal(y, x), lengths[1])
-
-
 def sam_eps(gradient: Parameters, rho: float) -> Direction:
     """Return SAM's eps: ``rho g / ||g||``."""
     g = Gradients(range(len(gradient)), list(gradient.values()))
     return dict(zip(gradient, along(g, dict.fromkeys(g.index, rho), g.norm()).tensors, strict=True))
-
-
-def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.Generator) -> Direction:
-    """Return SWP's eps: each tensor of SAM's with probability beta, then divided by beta; at least one."""
-    checked_share("beta", beta)
-    names = list(gradient)
-    picks = range(len(names)) if beta == 1 else independent(len(names), beta, generator).picks
-    g = Gradients(range(len(names)), list(gradient.values()))
-    # divided by the norm of the whole gradient, so that the mean over draws is SAM's eps
-    eps = dict(along(g.only(set(picks)), dict.fromkeys(picks, rho / beta), g.norm()))
-    return {name: eps.get(i, torch.zeros_like(gradient[name])) for i, name in enumerate(names)}
 
 
 def inner(a: Parameters, b: Parameters) -> float:
@@ -94,16 +64,6 @@ def orthogonal(direction: Parameters, to: Parameters) -> Direction:
     square = inner(to, to)
     share = inner(direction, to) / square if square else 0.0
     return {name: d - share * to[name] for name, d in direction.items()}
-
-
-def scaled_to(direction: Parameters, length: float) -> Direction:
-    """Return the direction with this l2 norm."""
-    norm = float(norm_of(direction.values()))
-    if not (math.isfinite(norm) and norm > 0):
-        raise ValueError(
-            f"a direction of length {norm} cannot be scaled; look from a point where the gradient is not 0"
-        )
-    return {name: d * (length / norm) for name, d in direction.items()}
 
 
 def _filter_normalised(direction: Tensor, weight: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ as B+ drawn by lot. R is a set's mean rise.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -68,16 +67,3 @@ def gradient_cosines(objective: ModelObjective, parameters: Parameters, selectio
         which: cosine_similarity(value_and_gradient(objective.only(selection.rows[which]), there)[1], all_samples)
         for which in ("plus", "minus", "random")
     }
-
-
-def losses_along(
-    objective: ModelObjective, parameters: Parameters, selection: Selection, *, ts: Sequence[float]
-) -> dict[str, list[float]]:
-    """Return the mean losses of B, B+ and B- at theta + t * eps for each t: 0 is theta, 1 is theta + eps."""
-    curves: dict[str, list[float]] = {"all": [], "plus": [], "minus": []}
-    with torch.no_grad():
-        for t in ts:
-            losses = objective.losses(moved(parameters, selection.eps, float(t))).cpu().double()
-            for which, curve in curves.items():
-                curve.append(float(losses[selection.rows[which]].mean()))
-    return curves

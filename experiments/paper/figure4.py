@@ -20,6 +20,8 @@ import torch
 
 from esam import analysis
 from esam.analysis import Landscape, ModelObjective
+from esam.analysis.directions import Direction, orthogonal
+from esam.analysis.objective import norm_of, value_and_gradient
 from esam.analysis.picture import write_picture
 from esam.report.sheets import Sheet
 from esam.train.build import chosen_device, configured_task, prepared_model
@@ -61,6 +63,15 @@ def objective_of(store: Store, scale: Scale, run: Training, images: int) -> Mode
     return training_objective(net, task, device, images=images)
 
 
+def gradient_plane(objective: ModelObjective, seed: int, eta: float) -> tuple[Direction, Direction]:
+    """Return eta times the gradients of two random halves of the images, the second made orthogonal to the first."""
+    halves = torch.randperm(objective.count, generator=torch.Generator().manual_seed(seed)).tensor_split(2)
+    x, y = (value_and_gradient(objective.only(rows.sort().values), objective.parameters)[1] for rows in halves)
+    across = orthogonal(y, x)
+    length = float(norm_of(y.values())) / float(norm_of(across.values()))
+    return {n: eta * g for n, g in x.items()}, {n: eta * length * g for n, g in across.items()}
+
+
 def plane_around(
     objective: ModelObjective, points: int, pairs: int, eta: float | None = None, work: Path | None = None
 ) -> Landscape:
@@ -72,7 +83,7 @@ def plane_around(
     if eta is None:
         directions = [analysis.random_plane(theta, seed=seed) for seed in seeds]
     else:
-        directions = [analysis.adversarial_plane(objective, theta, seed=seed, eta=eta) for seed in seeds]
+        directions = [gradient_plane(objective, seed, eta) for seed in seeds]
     axis = analysis.even_axis(REACH if eta is None else ADVERSARIAL_REACH, points)
     return analysis.landscape([(objective, pair) for pair in directions], theta, [axis, axis], path=work)
 

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from esam.analysis import ModelObjective, gradient_cosines, losses_along, sam_eps, select, swp_eps
+from esam.analysis import ModelObjective, gradient_cosines, sam_eps, select
 from esam.analysis.directions import Direction, cosine_similarity, inner
 from esam.analysis.objective import Parameters, cross_entropy, moved, norm_of, value_and_gradient
+from esam.optim import Gradients
+from esam.optim.mask import independent
+from esam.optim.perturb import along as along_direction
 from esam.train import Config
 
 from .data import WATCH
@@ -75,6 +78,15 @@ def inside(batch: TrainMode, rho: float, gamma: float, seed: int) -> dict[str, f
     }
 
 
+def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.Generator) -> Direction:
+    """Return SWP's eps: each tensor of SAM's with probability beta, then divided by beta; at least one."""
+    picks = independent(len(gradient), beta, generator).picks
+    g = Gradients(range(len(gradient)), gradient.values())
+    # divided by the norm of the whole gradient, so that the mean over draws is SAM's eps
+    eps = dict(along_direction(g.only(set(picks)), dict.fromkeys(picks, rho / beta), g.norm()))
+    return {name: eps.get(i, torch.zeros_like(part)) for i, (name, part) in enumerate(gradient.items())}
+
+
 def along(batch: TrainMode, rho: float, gamma: float, masks: int, seed: int) -> dict[str, float]:
     """Return zeta of SAM's eps and of SWP's for each beta, their lengths, losses along eps, and SWP's mean eps."""
     objective, theta, generator = cast(ModelObjective, batch), batch.parameters, torch.Generator().manual_seed(seed)
@@ -92,9 +104,11 @@ def along(batch: TrainMode, rho: float, gamma: float, masks: int, seed: int) -> 
         found[f"zeta {beta:g}"] = sum(map(zeta, drawn)) / MASKS
         found[f"zeta {beta:g} undivided"] = sum(zeta(one, beta) for one in drawn) / MASKS
         found[f"length {beta:g}"] = sum(float(norm_of(one.values())) for one in drawn) / MASKS / rho
-    curves = losses_along(objective, theta, select(objective, theta, gamma=gamma, rho=rho), ts=TS)
-    for name, curve in (("B+", curves["plus"]), ("B-", curves["minus"])):
-        found |= {f"{name} at {t:g}": loss for t, loss in zip(TS, curve, strict=True)}
+    chosen = select(objective, theta, gamma=gamma, rho=rho)
+    with torch.no_grad():
+        curve = {t: batch.losses(moved(theta, chosen.eps, t)).double() for t in TS}
+    for name, which in (("B+", "plus"), ("B-", "minus")):
+        found |= {f"{name} at {t:g}": float(losses[chosen.rows[which]].mean()) for t, losses in curve.items()}
     mean = {name: torch.zeros_like(g) for name, g in gradient.items()}
     for _ in range(masks):
         for name, part in swp_eps(gradient, rho, beta=MEAN_BETA, generator=generator).items():
