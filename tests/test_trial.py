@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from experiments.trial import page
-from experiments.trial.judge import Difference, Task, answers, joint
+from experiments.trial.judge import Difference, Task, answers, finished, joint
 from experiments.trial.records import append, read
 from experiments.trial.run import HORIZONS, Run
 from experiments.trial.stages import EQUAL, FINAL_SEEDS, SLICE, Ladder, Missing, climb, final, open_runs, pilot, tuned
@@ -120,6 +120,23 @@ def test_the_page_says_what_the_records_say(tmp_path):
     assert "| SAM | 62.01 ± 0.01 |" in page.tables(tasks)
     page.figure(tasks, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5_000
+
+
+def test_at_full_size_only_the_bases_learning_rate_is_searched():
+    def outcome(run):
+        gain = {"base": 0.0, "sam": 0.4, "slicesam": 0.3}.get(run.arm, 0.2)
+        off = abs(math.log(run.lr / 0.4)) - 0.01 * (run.seed % 3)
+        return record(run, 91 + gain - off, 2.0 if run.arm == "sam" else 1.0, train_accuracy=99.0)
+
+    records = filled(outcome, tasks=("full",))
+    searched = [r for r in records.values() if r["stage"] == "pilot"]
+    assert {r["lr"] for r in searched} == {0.1, 0.2, 0.4, 0.8} and {r["epochs"] for r in searched} == {4}
+    task = Task(records, "full")
+    assert {len(runs) for runs in task.runs.values()} == {4}
+    assert task.runs["slicesam"] == task.runs[SLICE], "one arm, at one radius"
+    assert task.rival("sam") == "base", "no base of SAM's time is run"
+    assert answers([task])["estimator"] == "yes"
+    assert "full: CIFAR-10, all 50,000" in page.tables(finished(records))
 
 
 def test_two_seeds_are_added_where_the_first_question_cannot_be_told():

@@ -69,7 +69,8 @@ def pictures(
     Args:
         name: "cifar10" or "cifar100".
         seed: Draws the images that are trained on, those held out, and the wrong labels.
-        train, judge: How many images to train on, and to be judged by.
+        train, judge: How many images to train on (fewer where those to be judged by would be missing), and to be
+            judged by.
         size: Side in pixels; the originals have 32.
         purpose: "test" judges by the official test images; "validation" by images of the pool that are not trained on;
             "development" draws both from the images that the trial never uses.
@@ -84,6 +85,8 @@ def pictures(
         spoilt = drawn[rng.random(len(drawn)) < wrong]
         classes = labels.max() + 1
         labels[spoilt] = (labels[spoilt] + rng.integers(1, classes, len(spoilt))) % classes
+    if purpose != "test":
+        train = min(train, len(drawn) - judge)
     ours, held = drawn[:train], drawn[train : train + judge]
     judged, answers = images(name, "test") if purpose == "test" else (every[held], labels[held])
     return Split(scaled(every[ours], size), torch.tensor(labels[ours]), scaled(judged, size), torch.tensor(answers))

@@ -16,6 +16,7 @@ from .stages import (
     DEFAULT,
     EQUAL,
     FINAL_SEEDS,
+    FULL_SEEDS,
     LONGER,
     MORE_SEEDS,
     OWN,
@@ -78,7 +79,8 @@ class Task:
         self.runs: dict[str, dict[int, dict[str, Any]]] = {}
         for role, runs in final(records, name, seeds).items():
             self.runs[role] = {run.seed: records[run.key] for run in runs if run.key in records}
-        self.horizon = best_average(records, name, tuned(records, name, "base-ema"))[0]
+        averaged = "base-ema" in self.runs
+        self.horizon = best_average(records, name, tuned(records, name, "base-ema"))[0] if averaged else None
 
     @property
     def margin(self) -> float:
@@ -103,7 +105,7 @@ class Task:
 
     def differences(self, combine: Callable[..., float], *roles: str) -> Difference:
         """Combine the scores of roles, seed by seed, where all of them have run."""
-        seeds = set.intersection(*(set(self.runs[role]) for role in roles))
+        seeds = set.intersection(*(set(self.runs.get(role, ())) for role in roles))
         scores = [[self.score(role, self.runs[role][seed]) for role in roles] for seed in sorted(seeds)]
         return Difference(tuple(combine(*row) for row in scores))
 
@@ -113,8 +115,8 @@ class Task:
 
     def rival(self, role: str) -> str:
         """Return the best base within an arm's time: at its own length, or longer, whichever has the higher mean."""
-        longer = LONGER if role in TWICE else EQUAL
-        return max(("base", longer), key=lambda base: fmean(self.score(base, r) for r in self.runs[base].values()))
+        bases = [base for base in ("base", LONGER if role in TWICE else EQUAL) if self.runs.get(base)]
+        return max(bases, key=lambda base: fmean(self.score(base, r) for r in self.runs[base].values()))
 
     def price(self, role: str) -> float:
         """Return the processor time of a step over the base's, the mean over seeds that both have."""
@@ -152,8 +154,8 @@ def finished(records: Records) -> list[Task]:
     found = []
     for name in TASKS:
         with suppress(Missing):
-            task = Task(records, name)
-            if all(len(task.runs[role]) >= len(FINAL_SEEDS) for role in DECIDING):
+            task, seeds = Task(records, name), FULL_SEEDS if name == "full" else FINAL_SEEDS
+            if all(len(task.runs[role]) >= len(seeds) for role in DECIDING if role in task.runs):
                 found.append(task)
     return found
 

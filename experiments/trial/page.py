@@ -45,7 +45,7 @@ def answered(tasks: Sequence[Task]) -> str:
     if not tasks:
         return "No task of the final has been run yet."
     found = answers(tasks)
-    open_tasks = [name for name in SMALL if name not in {task.name for task in tasks}]
+    open_tasks = [name for name in (*SMALL, "full") if name not in {task.name for task in tasks}]
     slow = [task.name for task in tasks if task.base_step() >= SLOW]
     said = {name: found[name].capitalize() for name in ("estimator", "value", "safety")}
     nowhere = " In no task does SAM gain." if found["value"] == "not run" else ""

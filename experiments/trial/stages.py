@@ -16,13 +16,14 @@ Records = dict[str, dict[str, Any]]  # by the key of their run
 Score = Callable[[dict[str, Any]], float]
 
 PILOT_SEEDS, TUNE_SEEDS, FINAL_SEEDS = (0,), (100, 101), (1000, 1001, 1002, 1003, 1004, 1005)
-MORE_SEEDS = (1006, 1007)
+MORE_SEEDS, FULL_SEEDS = (1006, 1007), FINAL_SEEDS[:4]
 SLICE, OWN, DEFAULT = "slicesam at SAM's radius", "slicesam", "slicesam, defaults"
 EQUAL, LONGER = "base, SliceSAM's time", "base, twice as long"
 DECIDING = ("base", "sam", SLICE, EQUAL, LONGER, OWN, DEFAULT)
 """The roles that the three questions are about."""
 TUNED = ("base", "sam", "slicesam", "base-ema")
 SMALL = ("noisy", "vit", "gpt", "finetune", "cifar10")  # one after the other: what is judged is complete
+FULL_PRICE, FULL_MSAM = 1.18, 1.0  # SliceSAM's mean price, and Momentum-SAM's radius, on the smaller tasks
 LAST = ("msam", "ascent", "rwp")  # tuned when all others have run, by the stage "last"; then in the final
 
 
@@ -156,6 +157,8 @@ def price(records: Records, run: Run, base: Run) -> float:
 
 def roles(records: Records, task: str) -> dict[str, Run]:
     """Return the arms of the final, each by its settings; what decides comes first."""
+    if task == "full":
+        return full_roles(records)
     base, sam, own = (replace(tuned(records, task, arm), stage="final") for arm in ("base", "sam", "slicesam"))
     tune = {run.arm: replace(run, stage="tune") for run in (base, sam, own)}
     dearer = max(1.0, price(records, tune["slicesam"], tune["base"]))
@@ -178,14 +181,36 @@ def roles(records: Records, task: str) -> dict[str, Run]:
     return found
 
 
+def full_roles(records: Records) -> dict[str, Run]:
+    """Return the arms at full size, where the base's learning rate alone is searched: the rest is fixed."""
+    t = TASKS["full"]
+    start = Run("pilot", "full", "base", PILOT_SEEDS[0], t.lr, t.weight_decay, t.epochs / 2)
+    found = climb(records, start, Ladder("lr", (0.5, 1, 2), 2, 1 / 4, 4), PILOT_SEEDS, better_is_higher("full"))
+    base = replace(found, stage="final", epochs=t.epochs)
+    sam = replace(base, arm="sam", rho=ARMS["sam"].rho)
+    ours = replace(sam, arm="slicesam")  # SAM's radius, its own and the default are one here
+    return {
+        "base": base,
+        "sam": sam,
+        SLICE: ours,
+        EQUAL: replace(base, epochs=t.epochs * FULL_PRICE),
+        OWN: ours,
+        DEFAULT: ours,
+        "msam": replace(base, arm="msam", rho=FULL_MSAM),
+    }
+
+
 def final(records: Records, task: str, seeds: Sequence[int] = FINAL_SEEDS) -> dict[str, list[Run]]:
     """Return the runs of the final of a task, by role, one a seed."""
     return {role: [replace(run, seed=seed) for seed in seeds] for role, run in roles(records, task).items()}
 
 
 def seeds_of_the_final(records: Records, task: str) -> tuple[int, ...]:
-    """Return six seeds; eight where the first question cannot be told after six."""
+    """Return six seeds; eight where the first question cannot be told after six; at full size four."""
     from .judge import Task  # which reads records by these stages
+
+    if task == "full":
+        return FULL_SEEDS
 
     if any(run.key not in records for role in ("sam", SLICE) for run in final(records, task)[role]):
         return FINAL_SEEDS
@@ -205,7 +230,9 @@ def open_runs(records: Records, stage: str, tasks: Sequence[str]) -> list[Run]:
 
 def _open(records: Records, stage: str, task: str) -> Iterator[Run]:
     if stage == "pilot":
-        waits = [lambda: pilot(records, task)]
+        waits = [lambda: full_roles(records) if task == "full" else pilot(records, task)]
+    elif stage != "final" and task == "full":
+        return
     elif stage in ("tune", "last"):
         waits = [lambda arm=arm: tuned(records, task, arm) for arm in (TUNED if stage == "tune" else LAST)]
     else:

@@ -90,8 +90,8 @@ TASKS: dict[str, Task] = {
     ),
     "full": Task(
         "CIFAR-10, all 50,000 at 32 px, half-width airbench-like net",
-        partial(pictures, "cifar10", train=50_000, judge=0, size=32, pool=50_000),
+        partial(pictures, "cifar10", train=50_000, judge=5_000, size=32, pool=50_000),
         partial(nets.air, 10),
-        "sgd", 0.1, 5e-4, 8, 512, shift=2,
+        "sgd", 0.2, 5e-4, 8, 512, shift=2,
     ),
 }  # fmt: skip
