@@ -79,19 +79,9 @@ class SAM(StandIn):
         """Move the weights to theta + eps, by the gradient that ``backward`` has left, scaled or not."""
         if self._moved is not None:
             raise ValueError("first_step was called twice; call second_step, or restore(), in between")
-        weights: list[Tensor] = []
-        found: list[Tensor] = []
-        index, radii = [], {}
-        for group in self.param_groups:
-            rho = self.radius_of(group)
-            for p in group["params"]:
-                n = len(weights)
-                weights.append(p)
-                if p.grad is not None and rho != 0:
-                    index.append(n)
-                    found.append(p.grad.to_dense() if p.grad.is_sparse else p.grad)
-                    radii[n] = rho
-        g = Gradients(index, found)
+        weights = self.parameters()
+        radii = {n: rho for n, rho in self.radii().items() if weights[n].grad is not None}
+        g = Gradients(radii, [_dense(weights[n].grad) for n in radii])
         eps = adaptive_ascent(g, radii, weights, eta=0.0) if self.adaptive else l2_ascent(g, radii)
         if self.model is not None:
             self._buffers.save(buffer_owners(self.model))
@@ -159,6 +149,11 @@ class SAM(StandIn):
         """Continue from ``state_dict``; radius and groups' radii are as constructed."""
         self.restore()
         self.base.load_state_dict(state_dict)
+
+
+def _dense(gradient: Any) -> Tensor:
+    dense: Tensor = gradient.to_dense() if gradient.is_sparse else gradient
+    return dense
 
 
 def _say_once(model: nn.Module | None) -> None:

@@ -82,7 +82,7 @@ class Step:
         self.owners = buffer_owners(optimizer.model)
         optimizer._before.save(self.owners)
         self.buffers, optimizer._step = optimizer._before, self
-        self.radii = optimizer.radii()
+        self.radii: Radii = optimizer.radii()
         self.plan = plan = optimizer.plan() if self.radii or optimizer.rho is None else None
         if plan is None or plan.at is not None or plan.plain:
             return

@@ -18,6 +18,13 @@ MOMENTUM = ("momentum_buffer", "exp_avg")
 NO_MOMENTUM = "the base keeps no momentum to perturb along; choose one that does, such as SGD(momentum=0.9) or AdamW"
 
 
+def momenta(optimizer: StandIn, index: Iterable[int]) -> dict[int, Tensor]:
+    """Return the base's momentum of each of these tensors that has one."""
+    parameters = optimizer.parameters()
+    states = {n: optimizer.state.get(parameters[n], {}) for n in index}
+    return {n: s[key] for n, s in states.items() for key in MOMENTUM if s.get(key) is not None}
+
+
 class MSAM(StandIn):
     """Momentum-SAM (Becker et al., 2024) as a plain optimizer: ``zero_grad``, ``backward``, ``step``, as ever.
 
@@ -69,23 +76,13 @@ class MSAM(StandIn):
         """Go to theta - rho v / ||v||, where gradients are taken."""
         if self._moved is not None:
             return
-        weights: list[Tensor] = []
-        index, radii, found, wanted = [], {}, [], False
-        for group in self.param_groups:
-            rho = self.radius_of(group)
-            for p in group["params"]:
-                held = self.state.get(p, {})
-                v = next((held[key] for key in MOMENTUM if held.get(key) is not None), None)
-                if rho != 0 and v is not None:
-                    index.append(len(weights))
-                    weights.append(p)
-                    found.append(v)
-                    radii[index[-1]] = -rho
-            wanted = wanted or rho != 0
-        if not weights and wanted and self.state:
+        radii = self.radii()
+        v = momenta(self, radii)
+        if radii and not v and self.state:
             raise ValueError(NO_MOMENTUM)
-        if weights:
-            self._moved = perturbed(weights, l2_ascent(Gradients(index, found), radii).tensors)
+        if v:
+            weights, eps = self.parameters(), l2_ascent(Gradients(v, v.values()), {n: -radii[n] for n in v})
+            self._moved = perturbed([weights[n] for n in eps.index], eps.tensors)
             self._moved.__enter__()
 
     def eval(self) -> None:

@@ -45,6 +45,20 @@ class StandIn(Optimizer, ABC):
         rho = checked_number(RHO_KEY, group.get(RHO_KEY, self.rho or 0.0))
         return -rho if group.get("maximize") else rho
 
+    def radii(self) -> dict[int, float]:
+        """Return the radius of each trainable tensor that has one, by its index."""
+        radii: dict[int, float] = {}
+        start = 0
+        for group in self.param_groups:
+            if (rho := self.radius_of(group)) != 0:
+                radii.update([(start + n, rho) for n, p in enumerate(group["params"]) if p.requires_grad])
+            start += len(group["params"])
+        return radii
+
+    def parameters(self) -> list[Tensor]:
+        """Return all tensors of the optimizer; an index counts them."""
+        return [p for group in self.base.param_groups for p in group["params"]]
+
     def _adopt_hooks(self) -> None:
         super().__setstate__({})  # torch's hook tables, without the copy of the groups that its __init__ makes
 
@@ -241,10 +255,6 @@ class Wrapper(StandIn):
         if "param_groups" in saved:
             return saved
         return {"state": {}, "param_groups": [{"params": list(range(len(self.parameters())))}], _BASE: saved}
-
-    def parameters(self) -> list[Tensor]:
-        """Return all tensors of the optimizer; an index counts them."""
-        return [p for group in self.base.param_groups for p in group["params"]]
 
     def memory(self) -> list[Any]:
         """Return what is remembered."""

@@ -22,7 +22,7 @@ from .gradients import Gradients
 from .indexing import Dims
 from .monitor import FirstSteps, Monitor
 from .optimizer import Wrapper
-from .perturb import Radii, perturbed
+from .perturb import perturbed
 from .pieces import Closure, LossKind, Piece, handed_over, joined_pieces
 
 Loss = Callable[..., Any]
@@ -126,17 +126,6 @@ class SharpnessAware(Wrapper):
     def weights(self) -> list[Tensor]:
         """Return all tensors of the optimizer, or the parts of them that lie on this rank."""
         return self.ranks.local(self.parameters())
-
-    @final
-    def radii(self) -> Radii:
-        """Return the radius of each trainable tensor that has one, by its index."""
-        radii: dict[int, float] = {}
-        start = 0
-        for group in self.param_groups:
-            if (rho := self.radius_of(group)) != 0:
-                radii.update([(start + n, rho) for n, p in enumerate(group["params"]) if p.requires_grad])
-            start += len(group["params"])
-        return radii
 
     # The phases -----------------------------------------------------------------------------------------------------
 

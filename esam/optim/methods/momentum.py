@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from ..checks import checked_count
 from ..flow import Plan
-from ..onepass import MOMENTUM, NO_MOMENTUM
+from ..onepass import NO_MOMENTUM, momenta
 from ..perturb import l2_ascent
 from ..step import SharpnessAware
 
@@ -38,10 +38,9 @@ class MomentumSAM(SharpnessAware):
         """Go to theta - rho v / ||v||, where there is a v."""
         if self.steps < self.warmup_steps:
             return None
-        radii, parameters = {n: -rho for n, rho in self.radii().items()}, self.parameters()
-        states = {n: self.base.state.get(parameters[n], {}) for n in radii}
-        momenta = {n: s[key] for n, s in states.items() for key in MOMENTUM if s.get(key) is not None}
-        if not momenta and self.steps > 0:
+        radii = {n: -rho for n, rho in self.radii().items()}
+        found = momenta(self, radii)
+        if not found and self.steps > 0:
             raise ValueError(NO_MOMENTUM)
-        v = self.ranks.named(list(momenta), self.ranks.local(list(momenta.values())))
+        v = self.ranks.named(list(found), self.ranks.local(list(found.values())))
         return Plan(at=l2_ascent(v, radii))
