@@ -13,9 +13,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from .accumulator import Accumulator
+from .arguments import Bindings
 from .batch import Batch
 from .buffers import Owner, SavedBuffers, buffer_owners, has_batch_statistics
-from .closures import Bindings
 from .gradients import Gradients
 from .perturb import PassNeeded, Radii, perturbed
 from .pieces import UNCOUNTED, Pass, Piece, random_state, reduced, set_random_state

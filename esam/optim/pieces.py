@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
 
-from .indexing import EVERYTHING, Dims, joined, size_of_each, take_each
+from .indexing import EVERYTHING, Dims, joined, take_each
 
 if TYPE_CHECKING:
     from .flow import Step
@@ -247,32 +245,6 @@ UNCOUNTED = (
     "parts of the batch are to run, and its size is not known; hand the batch over, as in step(loss_of, x, y), or pass "
     "batch_size=len(x) beside the closure"
 )
-
-
-def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size: int | None) -> Piece:
-    """Return what a call of ``accumulate`` or ``step`` was given, checked."""
-    if not callable(function):
-        raise ValueError(
-            f"a function is wanted, got {type(function).__name__}; pass one that returns the loss of a batch, such "
-            "as def loss_of(x, y): return F.cross_entropy(model(x), y), and the batch: step(loss_of, x, y)"
-        )
-    if any(map(_is_scaler, batch)):
-        raise ValueError("a scaler is no part of the batch; pass it by its name: scaler=scaler")
-    size = 0
-    if batch_size is not None:
-        size = operator.index(batch_size) if hasattr(batch_size, "__index__") else 0
-        if size < 1 or isinstance(batch_size, bool):
-            raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
-    if not batch:
-        return Piece(function, None, dims, size)
-    found = size_of_each(batch, dims)
-    if size and found is not None and size != found:
-        raise ValueError(f"batch_size is {size}, and the batch has {found} samples; leave batch_size out")
-    return Piece(function, batch, dims, size or found or 0)
-
-
-def _is_scaler(argument: object) -> bool:
-    return isinstance(argument, GradScaler)
 
 
 def _loss_and_outputs(result: Any) -> tuple[Any, Any]:

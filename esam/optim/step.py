@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from .arguments import Bindings, handed_over, micro_batches, refuse_dropped_batches
 from .batch import Batch
 from .buffers import SavedBuffers
 from .checks import checked_choice, checked_count
-from .closures import Bindings, refuse_dropped_batches
 from .distributed import refusing_hidden_replicas
 from .flow import Plan, Step
 from .gradients import Gradients
@@ -23,7 +23,7 @@ from .indexing import Dims
 from .monitor import FirstSteps, Monitor
 from .optimizer import Wrapper
 from .perturb import perturbed
-from .pieces import Closure, LossKind, Piece, handed_over, joined_pieces
+from .pieces import Closure, LossKind, Piece, joined_pieces
 
 Loss = Callable[..., Any]
 Phase = TypeVar("Phase", bound=Callable[..., Any])
@@ -197,7 +197,7 @@ class SharpnessAware(Wrapper):
         if closure is not None:
             refuse_dropped_batches()
             self._forget()
-            return self._all_phases(_micro_batches(closure, batch, batch_size, dim), scaler, dim)
+            return self._all_phases(micro_batches(closure, batch, dim, batch_size), scaler, dim)
         # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
         if not self.has_gradient and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
             raise ValueError(
@@ -339,17 +339,6 @@ class SharpnessAware(Wrapper):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "monitor": Monitor()}
-
-
-def _micro_batches(loss_of: Any, batch: tuple[Any, ...], batch_size: Any, dim: Dims) -> list[Piece]:
-    if not isinstance(loss_of, (list, tuple)):
-        return [handed_over(loss_of, batch, dim, batch_size)]
-    if batch:
-        raise ValueError("a list of closures takes no batch; call accumulate(loss_of, x, y) for each micro-batch")
-    sizes = [None] * len(loss_of) if batch_size is None else batch_size
-    if not loss_of or not isinstance(sizes, (list, tuple)) or len(sizes) != len(loss_of):
-        raise ValueError(f"batch_size must have one number for each of {len(loss_of)} closures, got {batch_size}")
-    return [handed_over(closure, (), dim, size) for closure, size in zip(loss_of, sizes, strict=True)]
 
 
 def _body_of_the_loop(*_: Any) -> Tensor:

@@ -1,15 +1,58 @@
-"""Does a closure still mean the batch that it was handed over with?"""
+"""What is a step called with: a function and a batch, or closures, and do these still mean the same batch?"""
 
 from __future__ import annotations
 
 import dis
 import functools
+import operator
 import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+
+from .indexing import Dims, size_of_each
+from .pieces import Piece
+
+
+def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size: int | None) -> Piece:
+    """Return what a call of ``accumulate`` or ``step`` was given, checked."""
+    if not callable(function):
+        raise ValueError(
+            f"a function is wanted, got {type(function).__name__}; pass one that returns the loss of a batch, such "
+            "as def loss_of(x, y): return F.cross_entropy(model(x), y), and the batch: step(loss_of, x, y)"
+        )
+    if any(map(_is_scaler, batch)):
+        raise ValueError("a scaler is no part of the batch; pass it by its name: scaler=scaler")
+    size = 0
+    if batch_size is not None:
+        size = operator.index(batch_size) if hasattr(batch_size, "__index__") else 0
+        if size < 1 or isinstance(batch_size, bool):
+            raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
+    if not batch:
+        return Piece(function, None, dims, size)
+    found = size_of_each(batch, dims)
+    if size and found is not None and size != found:
+        raise ValueError(f"batch_size is {size}, and the batch has {found} samples; leave batch_size out")
+    return Piece(function, batch, dims, size or found or 0)
+
+
+def _is_scaler(argument: object) -> bool:
+    return isinstance(argument, GradScaler)
+
+
+def micro_batches(loss_of: Any, batch: tuple[Any, ...], dims: Dims, batch_size: Any) -> list[Piece]:
+    """Return what a call of ``step`` was given: one micro-batch, or one for each of a list of closures."""
+    if not isinstance(loss_of, (list, tuple)):
+        return [handed_over(loss_of, batch, dims, batch_size)]
+    if batch:
+        raise ValueError("a list of closures takes no batch; call accumulate(loss_of, x, y) for each micro-batch")
+    sizes = [None] * len(loss_of) if batch_size is None else batch_size
+    if not loss_of or not isinstance(sizes, (list, tuple)) or len(sizes) != len(loss_of):
+        raise ValueError(f"batch_size must have one number for each of {len(loss_of)} closures, got {batch_size}")
+    return [handed_over(closure, (), dims, size) for closure, size in zip(loss_of, sizes, strict=True)]
 
 
 class Bindings:
