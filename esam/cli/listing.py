@@ -46,7 +46,7 @@ def models(arguments: list[str]) -> None:
     parse("models", ListOptions, arguments)
     from esam.train.models import MODELS
 
-    _print([(name, f"{model.parameters:,}", model.summary) for name, model in MODELS.items()])
+    _print([(name, model.summary) for name, model in MODELS.items()])
 
 
 def recipes(arguments: list[str]) -> None:
