@@ -106,7 +106,7 @@ FAULTS = [
     Fault(f"{OURS} --data sizes", "size"),
     Fault(f"{OURS} --data strange", "wolves"),
     Fault(f"{OURS} --data torn", "001.jpg"),
-    Fault("predict own_run kept.csv --model my_parts:net", "--read"),
+    Fault("predict own_run kept.csv --model my_parts:net", "esam.load_run"),
     Fault("predict run words.png", "words.png", spoil=written("words.png", b"no picture")),
     # nothing is overwritten
     Fault("predict own_run kept.csv --out kept.csv --force", "would be overwritten"),

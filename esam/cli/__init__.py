@@ -23,7 +23,7 @@ commands:
   compare [RECIPE]   train by several methods and seeds, alike in all else;
                      who won, a table and a report
   train [RECIPE]     one run, with checkpoints and a record
-  predict RUN FILES  predict on new pictures or tables with a trained run
+  predict RUN FILES  predict on new pictures with a trained run
   export RUN FILE    a run's weights as safetensors
   report FOLDER      the records below a folder as one HTML page
   doctor [RECIPE]    watch some steps of a run for common problems, with fixes

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from esam.train.config import Config
     from esam.train.record import RunRecord
+    from esam.train.trackers import Tracker
 
 
 @dataclass(frozen=True)
@@ -57,33 +58,21 @@ def train(arguments: list[str]) -> None:
     print_line(Console(), f"{record.name}: {told}, record in {options.out}")
 
 
-def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Console) -> RunRecord:
+def _trained(config: Config, options: TrainOptions, trackers: list[Tracker], console: Console) -> RunRecord:
     from esam.runs.live import RunView
-    from esam.train.build import Parts, build_parts
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
-    from esam.train.trackers import StepValues
-
-    steps: list[StepValues] = []
-
-    def parts(config: Config) -> Parts:
-        made = build_parts(config)
-        if options.track:  # on every rank, as a norm may need all of them
-            steps.append(StepValues(made.optimizer))
-        return made
 
     with RunView(config, console) as view:
 
         def watch(metrics: dict[str, Any]) -> None:
             view.epoch(metrics)
-            values = {**metrics, **(steps[0].read(metrics) if steps else {})}
             for tracker in trackers:
-                tracker.epoch(values)
+                tracker.epoch(metrics)
 
-        how: dict[str, Any] = {"measures": MEASURES, "watch": watch, "on_batch": view.batch}
         try:
-            return run(config, options.out, parts=parts, **how)
+            return run(config, options.out, measures=MEASURES, watch=watch, on_batch=view.batch)
         except Exception as error:  # of any kind: the model, the data and the loss may be the user's
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error

@@ -75,7 +75,10 @@ class LoadedRun:
         """Return pictures as the model takes them: decoded, resized and normalised as they were for training."""
         about = self.about
         if about["mean"] is None:
-            raise ValueError(f"this run was trained on {about['data']}, no pictures; give what reads them (--read)")
+            raise ValueError(
+                f"this run was trained on {about['data']}, no pictures; take it by esam.load_run(...) and call it with "
+                "inputs as its model takes them"
+            )
         channels, height, width = about["shape"]
         decoder = Decoder(channels, height, width, fit=about["resized"])
         pictures = decoder.decode_all(Pictures(tuple(map(str, files))), torch.arange(len(files)))

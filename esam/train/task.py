@@ -201,24 +201,19 @@ def _user_code_error(what: str, error: Exception) -> ValueError:
     return ValueError(f"{what} failed{user_code_line(error)}: {type(error).__name__}: {error}; mend it there")
 
 
-def make_model(name: str, data: object) -> nn.Module:
+def make_model(name: str, data: Task | None = None) -> nn.Module:
     """Return the module that a factory makes; a factory with one parameter is given the data."""
     factory = find_factory(name)
     takes = any(
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in inspect.signature(factory).parameters.values()
     )
+    if takes and data is None:
+        raise ValueError(f"{name} takes the data; in Python: esam.load_run(..., build_model=lambda: function(data))")
     model = called(name, factory, *([data] if takes else []))
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
-
-
-def own_builder(model: str | None, data: str | None = None) -> Callable[[], nn.Module] | None:
-    """Return a function that builds the model of these names; None where no model is named."""
-    if model is None:
-        return None
-    return lambda: make_model(model, None if data is None else called(data, find_factory(data)))
 
 
 LOOKED_AT = 256

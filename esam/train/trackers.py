@@ -9,72 +9,17 @@ from __future__ import annotations
 import logging
 import math
 import os
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from esam.extras import require
-from esam.optim import SharpnessAware
-from esam.optim.gradients import Gradients
-from esam.optim.monitor import FIRST, FirstSteps
 
 from .config import Config, effective_settings
 
 PROJECT = "esam"
 Opened = tuple[Callable[[dict[str, float], int], Any], Callable[[], Any]]
 """What a library logs the figures of an epoch with, and what closes it."""
-
-
-class StepValues(FirstSteps):
-    """Collects what the steps of an epoch did, for trackers: made for an optimizer, it is that one's monitor.
-
-    ``esam/radius`` is the mean of ||eps||, ``esam/cosine`` that of the cosine between eps and the gradient stepped by
-    (for SAM: between the gradients at theta and at theta + eps), and ``esam/overhead`` the passes so far over the
-    base's, a backward pass counted twice.
-    """
-
-    def __init__(self, optimizer: SharpnessAware) -> None:
-        super().__init__(optimizer)
-        self._values: list[Tensor] = []
-        self._eps: Gradients | None = None
-        optimizer.monitor = self
-
-    def saw_eps(self, weights: Sequence[Tensor], eps: Gradients) -> None:
-        """Keep a perturbation until its step is over."""
-        if self.steps < FIRST:
-            super().saw_eps(weights, eps)
-        self._eps = eps if eps.tensors else None
-
-    def saw_kept(self, kept: int, size: int) -> None:
-        """Note how many samples are kept, in the first steps."""
-        if self.steps < FIRST:
-            super().saw_kept(kept, size)
-
-    def stepped(self) -> None:
-        """Note radius and cosine of a step that was perturbed; nothing is read back yet."""
-        optimizer, eps, self._eps = self.optimizer, self._eps, None
-        if eps is not None:
-            every = optimizer.parameters()
-            reached = [(n, every[n].grad) for n in eps.index if every[n].grad is not None]
-            taken = eps.like([n for n, _ in reached], optimizer.ranks.local([gradient for _, gradient in reached]))
-            radius = eps.norm()
-            self._values.append(torch.stack([radius, (eps.dot(taken) / (radius * taken.norm())).to(radius)]))
-        super().stepped()
-        optimizer.monitor = self  # which the last of the first steps has replaced
-
-    def read(self, metrics: Mapping[str, Any]) -> dict[str, float]:
-        """Return the values of an epoch, whose metrics these are, and begin anew."""
-        passes = metrics["forwards"] + 2 * metrics["backwards"]
-        found = {"esam/overhead": passes / (3 * metrics["epoch"])}
-        pairs = torch.stack(self._values).tolist() if self._values else []
-        self._values = []
-        if known := [pair for pair in pairs if all(map(math.isfinite, pair))]:
-            found["esam/radius"], found["esam/cosine"] = map(statistics.fmean, zip(*known, strict=True))
-        return found
 
 
 class Tracker:
