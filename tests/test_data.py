@@ -241,7 +241,7 @@ def truncate(cache_file):
 def test_a_damaged_cache_is_noticed_and_healed(tmp_path, cache, damage):
     folder = class_folders(tmp_path / "set", {"cat": 20})
     first = load_data(folder)
-    damage(next(cache.rglob("*.npz")))
+    damage(next(cache.rglob("*.pt")))
     with pytest.warns(UserWarning, match="is damaged"):
         healed = load_data(folder)
     for data in (healed, load_data(folder)):  # the second of these without a warning

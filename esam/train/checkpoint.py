@@ -29,7 +29,7 @@ class Checkpoint:
     """The newest complete state of a run in a folder, and the one before it.
 
     A state is written beside the old one and then takes its name, so a kill at any moment leaves a complete file.
-    Files are read with ``weights_only``: nothing in them can run code.
+    Nothing in its files can run code.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -52,7 +52,7 @@ class Checkpoint:
         there = [path for path in (self.path, self.previous) if path.exists()]
         for path in there:
             try:
-                return read_state(path)
+                return _run_state(read_tensors(path), path)
             except ValueError as error:
                 self._damaged |= path == self.path
                 warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
@@ -61,8 +61,11 @@ class Checkpoint:
         return None
 
 
-def read_state(path: Path) -> State:
-    """Return the state in a checkpoint file; refuse one that fails its own checksums, which torch does not read."""
+def read_tensors(path: Path) -> State:
+    """Return what torch has saved in a file by names; refuse one that fails its checksums, which torch does not read.
+
+    Nothing in the file can run code.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
@@ -73,19 +76,16 @@ def read_state(path: Path) -> State:
     except Exception as error:  # torch raises many kinds for a truncated or foreign file
         raise ValueError(f"{path} cannot be read ({error})") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{path} cannot be read (it holds a {type(state).__name__}, not the state of a run)")
+        raise ValueError(f"{path} cannot be read (it holds a {type(state).__name__}, and nothing by names)")
     return state
 
 
-def run_state(state: State, where: Path) -> State:
+def _run_state(state: State, path: Path) -> State:
     """Return a state if it is one that a run has saved: weights by name, and how far it had come."""
     progress = state.get("progress")
     epoch = progress.get("epoch") if isinstance(progress, dict) else None
     if not isinstance(state.get("model"), dict) or not isinstance(epoch, int):
-        raise ValueError(
-            f"{where} holds no checkpoint of esam: the weights or the epoch are missing; give the folder of a run, or "
-            "delete it to start the run again"
-        )
+        raise ValueError(f"{path} cannot be read (the weights of a run or its epoch are missing)")
     return state
 
 
@@ -150,7 +150,6 @@ class Resumable:
                 f"{checkpoint.folder} was saved by a run without a {absent[0]}; resume with what that run had, or "
                 "choose another folder"
             )
-        run_state(state, checkpoint.folder)
         try:
             progress = Progress(**state["progress"])
             for name, part in parts.items():

@@ -12,30 +12,22 @@ import torch
 from torch import Tensor, nn
 
 from esam.analysis import (
-    Landscape,
     ModelObjective,
     adaptive_sharpness,
     ascent_sharpness,
-    even_axis,
-    gradient_cosines,
     hessian_trace,
-    landscape,
-    linearity,
     m_sharpness,
-    random_plane,
     rounded_accuracy,
-    select,
     sharpness,
     top_eigenvalues,
 )
-from esam.analysis.landscape import OnProgress
 from esam.analysis.objective import Batch, evaluating
 from esam.extras import require
 from esam.files import write_atomically
 
 from .batches import Batches, Normalise
 from .build import chosen_device, configured_task
-from .checkpoint import Checkpoint, run_state
+from .checkpoint import Checkpoint
 from .config import Config, is_factory
 from .evaluation import are_classes
 from .models import MODELS, build_model, fastest_memory_format
@@ -48,6 +40,8 @@ RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
 ADAPTIVE_RHO = 0.5
 """ASAM's own radius, which means about what SAM's 0.05 does."""
+ASCENT_STEPS, M, VECTORS = 10, 128, 10
+"""Of projected ascent; samples that share a perturbation; random vectors behind the Hessian's trace."""
 IMAGES = 1_000
 """How many training images the loss is taken over: the same ones for every run."""
 BATCH_SIZE = 250
@@ -148,7 +142,6 @@ def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
     state = Checkpoint(folder).load()
     if state is None:
         raise ValueError(f"{folder} holds no weights: no epoch was trained, or its checkpoint is gone; train it again")
-    run_state(state, folder)
     weights = state["evaluated" if "evaluated" in state else "model"]
     return read_record(folder / RECORD_NAME), weights, state["progress"]["epoch"]
 
@@ -229,52 +222,18 @@ MEASURES = {"sharpness": training_sharpness, "rounded_accuracy": accuracy_of_rou
 """What is measured of every trained model, by the names in its record."""
 
 
-def figures(
-    objective: ModelObjective,
-    *,
-    rho: float = RHO,
-    steps: int = 10,
-    m: int = 128,
-    gamma: float = 0.5,
-    eigenvalues: int = 1,
-    vectors: int = 10,
-) -> dict[str, Any]:
-    """Return sharpness, linearity, and what SDS selects when all images are one batch.
-
-    Unless it is 0, ``eigenvalues`` adds the Hessian's top eigenvalues and its trace.
-    """
+def figures(objective: ModelObjective, *, rho: float = RHO, eigenvalues: int = 1) -> dict[str, Any]:
+    """Return the loss and its sharpness; unless it is 0, ``eigenvalues`` adds so many of the Hessian, and its trace."""
     theta = objective.parameters
-    ascent = ascent_sharpness(objective, theta, rho=rho, steps=steps)
+    ascent = ascent_sharpness(objective, theta, rho=rho, steps=ASCENT_STEPS)
     found: dict[str, Any] = {
         "loss": float(objective(theta)),
         "sharpness": {"value": sharpness(objective, theta, rho=rho), "rho": rho},
-        "ascent_sharpness": {"value": ascent, "rho": rho, "steps": steps},
-        "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=m), "rho": rho, "m": m},
+        "ascent_sharpness": {"value": ascent, "rho": rho, "steps": ASCENT_STEPS},
+        "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=M), "rho": rho, "m": M},
         "adaptive_sharpness": {"value": adaptive_sharpness(objective, theta, rho=ADAPTIVE_RHO), "rho": ADAPTIVE_RHO},
     }
-    if objective.count > 1:
-        selection = select(objective, theta, gamma=gamma, rho=rho)
-        found["linearity"] = {"value": linearity(objective, theta, selection.eps), "rho": rho}
-        cosines = gradient_cosines(objective, theta, selection)
-        found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.sets(), "cosines": cosines}
     if eigenvalues:
         found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
-        found["trace"] = {**hessian_trace(objective, theta, vectors=vectors)._asdict(), "vectors": vectors}
+        found["trace"] = {**hessian_trace(objective, theta, vectors=VECTORS)._asdict(), "vectors": VECTORS}
     return found
-
-
-def random_landscape(
-    objective: ModelObjective,
-    *,
-    points: int,
-    reach: float = 1.0,
-    groups: int = 1,
-    path: str | Path | None = None,
-    progress: OnProgress | None = None,
-) -> Landscape:
-    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions."""
-    if groups < 1:
-        raise ValueError(f"groups must be 1 or more, got {groups!r}")
-    theta = objective.parameters
-    directions = [(objective, random_plane(theta, seed=seed)) for seed in range(groups)]
-    return landscape(directions, theta, [even_axis(reach, points)] * 2, path=path, progress=progress)

@@ -15,7 +15,7 @@ from torch import nn
 from esam.files import folder_lock
 
 from .build import Parts, build_parts
-from .checkpoint import Checkpoint, Progress, run_state
+from .checkpoint import Checkpoint, Progress
 from .config import Config, find_method
 from .distributed import Ranks, unwrapped
 from .evaluation import evaluate
@@ -24,7 +24,6 @@ from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_reco
 from .task import Facts, changed_data
 
 Measure = Callable[[nn.Module, Any, torch.device], Any]
-Observe = Callable[[int, nn.Module, Any], None]
 
 
 def run(
@@ -33,7 +32,6 @@ def run(
     *,
     measures: Mapping[str, Measure] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
-    observe: Observe | None = None,
     parts: Callable[[Config], Parts] = build_parts,
     on_batch: OnBatch | None = None,
 ) -> RunRecord:
@@ -42,9 +40,8 @@ def run(
     A run whose loss ceases to be finite ends as ``diverged``. ``esam.load_run`` gives the trained model.
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
-    ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
-    data; it must leave the model and the random stream as they are. ``parts`` makes what is trained, and ``on_batch``
-    is called before each batch with its epoch, its number and how many there are.
+    ``watch`` is called with the figures of each epoch. ``parts`` makes what is trained, and ``on_batch`` is called
+    before each batch with its epoch, its number and how many there are.
     """
     folder, config, ranks = Path(folder), config.check(), Ranks.current()
     path = folder / RECORD_NAME
@@ -68,8 +65,6 @@ def run(
                 writer.epoch(**metrics)
                 if watch is not None:
                     watch(metrics)
-                if observe is not None:
-                    observe(metrics["epoch"], model, made.task)
 
         progress = fit(
             made.model,
@@ -140,7 +135,7 @@ def open_record(path: Path, checkpoint: Checkpoint, first: Mapping[str, Any]) ->
         return RecordWriter.create(path, first)
     if not path.exists():
         raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
-    return RecordWriter.resume(path, epoch=run_state(state, checkpoint.folder)["progress"]["epoch"])
+    return RecordWriter.resume(path, epoch=state["progress"]["epoch"])
 
 
 def first_line(config: Config, made: Parts) -> dict[str, Any]:

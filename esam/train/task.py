@@ -22,13 +22,13 @@ from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
 from .samples import (
     Samples,
     are_labels,
-    as_pair,
     balanced_subset,
     class_labels,
     flip_labels,
     held_out,
     known_targets,
     leaves_of,
+    row_of,
     sample_count,
     taken_rows,
 )
@@ -60,20 +60,13 @@ class Task:
                 )
 
     @property
-    def first_input(self) -> Tensor | None:
-        """The first training input as it is stored; None where it is no tensor."""
-        if isinstance(self.train, tuple):
-            return self.train[0][0] if isinstance(self.train[0], Tensor) else None
-        try:
-            first, _ = as_pair(self.train[0])
-        except ValueError:  # no pairs yet: a collate_fn makes them
-            return None
-        return first if isinstance(first, Tensor) else None
-
-    @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of an input as it is stored; None where it is no tensor."""
-        return None if (first := self.first_input) is None else tuple(first.shape)
+        try:
+            first, _ = row_of(self.train, 0)
+        except ValueError:  # no pairs yet: a collate_fn makes them
+            return None
+        return tuple(first.shape) if isinstance(first, Tensor) else None
 
     def class_count(self) -> int:
         """Return how many classes there are."""
@@ -226,14 +219,14 @@ def data_facts(task: Task) -> Facts:
     """Return counts, classes, input shape, normalisation, and a fingerprint that changes whenever the data do."""
     parts = {"train": task.train, "test": task.test}
     with torch.random.fork_rng(devices=[]):  # to look at the data must not change what is drawn afterwards
-        first, digest = task.first_input, hashlib.sha256()
+        shape, digest = task.shape, hashlib.sha256()
         for part in parts.values():
             _add_samples(digest, part)
     facts: Facts = {
         "fingerprint": digest.hexdigest()[:16],
         **{name: sample_count(part) for name, part in parts.items()},
     }
-    facts["shape"] = None if first is None else list(first.shape)
+    facts["shape"] = None if shape is None else list(shape)
     facts["classes"] = None if task.classes is None else list(task.classes)
     facts |= {key: list(getattr(task.transform, key)) for key in ("mean", "std") if hasattr(task.transform, key)}
     return {**facts, "of_each_class": {name: _counts(known_targets(part)) for name, part in parts.items()}}
