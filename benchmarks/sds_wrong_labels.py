@@ -25,7 +25,7 @@ def shares(seed):
     """Return, for each epoch, the share of wrong labels among the samples that took the second pass."""
     config = dataclasses.replace(demo().config, seed=seed, method="esam")
     device = torch.device("cpu")
-    data = load_data(config.data, label_noise=config.label_noise)
+    data = load_data(config)
     model = prepared_model(config, data, device)
     optimizer = build_optimizer(config, model)
     train, _, _ = batches_of(config, data, device, fastest_memory_format(model))

@@ -95,7 +95,7 @@ def test_a_budget_is_spent_once_however_often_the_run_is_interrupted(tmp_path, m
 def test_the_last_line_holds_what_the_trained_model_gives(tmp_path):
     config = dataclasses.replace(TINY, method="esam", label_noise=0.2, settings={"beta": 0.6}, notes=("one", "two"))
     record = run(config, tmp_path)
-    data = load_data("digits", train_size=200, label_noise=0.2)
+    data = load_data(Config(train_size=200, label_noise=0.2))
     model = prepared_model(config, data, torch.device("cpu"))
     model.load_state_dict(weights(tmp_path))
     _, test, ordered = batches_of(config, data, torch.device("cpu"), torch.contiguous_format)

@@ -206,12 +206,12 @@ def _suited_length(config: Config, typed: Collection[str]) -> Config:
     """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
     if config.budget is not None:
         return config
-    from esam.train.build import configured_task
     from esam.train.config import suited
+    from esam.train.datasets import load_data
     from esam.train.samples import sample_count
 
     try:
-        samples = sample_count(configured_task(config).train)
+        samples = sample_count(load_data(config).train)
     except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
         return config
     return suited(config, samples, epochs="epochs" not in typed, batch_size="batch_size" not in typed)

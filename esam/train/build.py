@@ -18,7 +18,7 @@ from esam.optim import SharpnessAware
 from .augment import AUGMENTATIONS
 from .batches import Batches
 from .config import Config, did_you_mean, find_method, is_factory
-from .datasets import check_memory, load_data
+from .datasets import load_data
 from .distributed import Ranks, in_parallel, local_rank
 from .evaluation import PRECISIONS, Metric, autocast
 from .loop import SCHEDULES, Epochs
@@ -92,7 +92,7 @@ def build_parts(
     """Return the parts that a configuration names, or with what is given in their place."""
     if task is None:  # else the optimizer may be the user's own, and its name no choice
         check_choices(config)
-        task = configured_task(config)
+        task = load_data(config)
     device = chosen_device(config.device)
     facts = data_facts(task) if facts is None else facts
     model = prepared_model(config, task, device) if model is None else _placed(model, device)
@@ -104,19 +104,6 @@ def build_parts(
     model = in_parallel(model, Ranks.current())
     optimizer = build_optimizer(config, model, base=base(model), total_steps=steps)
     return Parts(task, facts, model, optimizer, train, test, ordered, device, metric)
-
-
-def configured_task(config: Config) -> Task:
-    """Return the configured data."""
-    if is_factory(config.data) and config.augment != "none":
-        raise ValueError(
-            f"augment is for pictures, and {config.data} is a function of your own: do it there, and leave it out"
-        )
-    if config.size is not None:  # before anything is decoded; 8 bytes: float32, and as much again in the first layer
-        batch = f"a batch of {config.batch_size} pictures of {config.size}x{config.size}"
-        check_memory(8 * config.batch_size * config.size**2, batch, "size or batch_size")
-    names = ("label_column", "image_column", "train_size", "label_noise", "size", "validation")
-    return load_data(config.data, **{name: getattr(config, name) for name in names})
 
 
 def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Module:

@@ -136,12 +136,8 @@ class Config:
                 faults.append(f"{name} must be {words}, got {value}")
         if self.warmup and self.warmup >= self.epochs:
             faults.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
-        if self.budget == 0:
-            faults.append("budget must be more than 0 seconds, got 0")
         if self.optimizer == "adamw" and self.momentum != Config.momentum:
             faults.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
-        if not 0 <= self.label_noise <= 1:
-            faults.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
         return faults
 
     @classmethod
@@ -187,8 +183,9 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "momentum": (0, 1, "in [0, 1)"),
     "weight_decay": (0, math.inf, "a finite number of 0 or more"),
     "warmup": (0, math.inf, "a finite number of epochs, 0 or more"),
-    "budget": (0, math.inf, "a finite number of seconds above 0"),
+    "budget": (math.ulp(0), math.inf, "a finite number of seconds above 0"),
     "train_size": (1, math.inf, "1 or more"),
+    "label_noise": (0, math.nextafter(1, 2), "a share in [0, 1]; for 20 % write 0.2"),
     "size": (1, math.inf, "1 or more pixels"),
     "threads": (1, MOST_THREADS + 1, f"in 1..{MOST_THREADS}, or left out for torch's choice"),
     "workers": (0, math.inf, "0 or more"),

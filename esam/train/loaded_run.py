@@ -26,9 +26,10 @@ from esam.extras import require
 from esam.files import write_atomically
 
 from .batches import Batches, Normalise
-from .build import chosen_device, configured_task
+from .build import chosen_device
 from .checkpoint import Checkpoint
 from .config import Config, is_factory
+from .datasets import load_data
 from .evaluation import are_classes
 from .models import MODELS, build_model, fastest_memory_format
 from .pictures import Decoder, Pictures
@@ -99,7 +100,7 @@ class LoadedRun:
                 "esam.analysis"
             )
         device = next(self.model.parameters()).device
-        return training_objective(self.model, configured_task(config), device, images=images, batch_size=batch_size)
+        return training_objective(self.model, load_data(config), device, images=images, batch_size=batch_size)
 
 
 def describe_weights(record: RunRecord, epoch: int) -> dict[str, Any]:

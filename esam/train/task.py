@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Transform
-from .config import did_you_mean
+from .config import Config, did_you_mean
 from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
 from .samples import (
     Samples,
@@ -107,20 +107,18 @@ def as_task(name: str, value: Any) -> Task:
     )
 
 
-def part_of(
-    task: Task, *, train_size: int | None = None, label_noise: float = 0.0, validation: bool = False, seed: int = 0
-) -> Task:
+def part_of(task: Task, config: Config) -> Task:
     """Return the task with held-out training samples as its test samples, fewer training samples, or wrong labels."""
-    if validation:
+    if config.validation:
         task = held_out_task(task)
-    if label_noise and not isinstance(task.train, tuple):
+    if config.label_noise and not isinstance(task.train, tuple):
         raise ValueError("label_noise changes targets that are a tensor; in a Dataset of your own, change them there")
-    classes = task.class_count() if label_noise else 0
-    if train_size is not None:
-        rows = balanced_subset(class_labels(task.train), train_size, seed=seed)
+    classes = task.class_count() if config.label_noise else 0
+    if config.train_size is not None:
+        rows = balanced_subset(class_labels(task.train), config.train_size)
         task = replace(task, train=taken_rows(task.train, rows))
-    if label_noise:
-        labels, wrong = flip_labels(class_labels(task.train), label_noise, classes=classes, seed=seed)
+    if config.label_noise:
+        labels, wrong = flip_labels(class_labels(task.train), config.label_noise, classes=classes)
         task = replace(task, train=(task.train[0], labels), wrong=wrong)
     return task
 

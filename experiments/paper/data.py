@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esam.train import Task
+from esam.train import Config, Task
 
 SIDE = 16
 DRAWN = {"cifar10": 1_000, "cifar100": 1_000, "imagenet20": 1_000, "digits": 60}
@@ -63,7 +63,7 @@ def _images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return _imagenet()
     from esam.train.datasets import load_data
 
-    data = load_data("digits" if name == "digits" else f"uoft-cs/{name}")
+    data = load_data(Config(data="digits" if name == "digits" else f"uoft-cs/{name}"))
     parts = []
     for split in (data.train, data.test):
         images, labels = split  # type: ignore[misc]
