@@ -10,7 +10,7 @@ import pytest
 from esam.cli import main
 from esam.train import Config
 from esam.train.record import read_record
-from esam.train.trackers import Tracker
+from esam.train.trackers import mlflow
 
 WORDS = "train --data digits --model mlp --train-size 100 --batch-size 50 --epochs 2 --threads 1 --quiet"
 TINY = WORDS.split()
@@ -94,9 +94,8 @@ def test_mlflow_has_the_figures_of_the_record_in_the_runs_folder_and_a_resumed_r
 
     assert main([*TINY, "--track", "mlflow", "--out", str(tmp_path)]) == 0
     record = read_record(tmp_path / "record.jsonl")
-    again = Tracker("mlflow", tmp_path, Config.from_json(record.config))
-    again.epoch({"epoch": 3, "train_loss": 0.5})
-    again.end()
+    with mlflow(tmp_path, Config.from_json(record.config)) as log:
+        log({"train_loss": 0.5}, 3)
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     (found,) = client.search_runs([client.get_experiment_by_name("esam").experiment_id])
     history = {n: [(one.step, one.value) for one in client.get_metric_history(found.info.run_id, n)] for n in NAMES}

@@ -6,8 +6,8 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from typing import Any
 
@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             channel.reconfigure(errors="replace")  # a sign that a terminal does not know must not cost a result
     try:
         try:
-            with _plain_warnings():
+            with warnings.catch_warnings():
+                warnings.showwarning = _show_warning
                 code = _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             if sys.stdout is not None:  # as in a process without a console
@@ -72,19 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print a warning inside this block as a sentence, once, without the line of code that it comes from."""
-    seen = set()
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        if str(message) not in seen:
-            seen.add(str(message))
-            print(f"esam: warning: {message}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as a sentence, without the line of code that it comes from."""
+    print(f"esam: warning: {message}", file=sys.stderr)
 
 
 def _on_several_ranks() -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,11 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from .parsing import parse_run, single_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from esam.train.config import Config
     from esam.train.record import RunRecord
-    from esam.train.trackers import Tracker
 
 
 @dataclass(frozen=True)
@@ -34,20 +33,16 @@ def train(arguments: list[str]) -> None:
     config = single_run(comparison, typed)
     from rich.console import Console
 
+    from esam.extras import require
     from esam.runs.live import print_line
     from esam.runs.plan import PlannedRun
     from esam.runs.preflight import check
-    from esam.train.distributed import Ranks
-    from esam.train.trackers import Tracker
+    from esam.train.trackers import TRACKERS
 
     check([PlannedRun(config, options.out)], options.out, report=False)
-    first = Ranks.current().first  # on several ranks this one alone tells, and writes
-    trackers = [Tracker(name, options.out, config) for name in options.track] if first else []
-    try:
-        record = _trained(config, options, trackers, Console(quiet=options.quiet or not first))
-    finally:
-        for tracker in trackers:
-            tracker.end()
+    for name in options.track:
+        require(*TRACKERS[name][1], purpose=f"--track {name}")
+    record = _trained(config, options)
     assert record.end is not None, "a run that is over has an end"
     if record.diverged:
         raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")
@@ -58,18 +53,29 @@ def train(arguments: list[str]) -> None:
     print_line(Console(), f"{record.name}: {told}, record in {options.out}")
 
 
-def _trained(config: Config, options: TrainOptions, trackers: list[Tracker], console: Console) -> RunRecord:
+def _trained(config: Config, options: TrainOptions) -> RunRecord:
+    """Train, or resume; on several ranks the first alone shows and tracks what happens."""
+    from rich.console import Console
+
     from esam.runs.live import RunView
+    from esam.train.distributed import Ranks
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
+    from esam.train.trackers import TRACKERS, Log
 
-    with RunView(config, console) as view:
+    logs: list[Log] = []
+    with ExitStack() as stack:
+        view = stack.enter_context(RunView(config, Console(quiet=options.quiet or not Ranks.current().first)))
 
-        def watch(metrics: dict[str, Any]) -> None:
+        def watch(metrics: dict[str, Any]) -> None:  # of the first rank
             view.epoch(metrics)
-            for tracker in trackers:
-                tracker.epoch(metrics)
+            if not logs:  # a tracker writes nothing before the first epoch
+                logs.extend(stack.enter_context(TRACKERS[name][0](options.out, config)) for name in options.track)
+            numbers = {n: v for n, v in metrics.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+            del numbers["epoch"]
+            for log in logs:
+                log(numbers, metrics["epoch"])
 
         try:
             return run(config, options.out, measures=MEASURES, watch=watch, on_batch=view.batch)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ MOST_CLASSES = 1_000
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Compute in that precision inside the block; float32 leaves everything as it is."""
-    dtype = PRECISIONS[precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Compute in that precision inside the block."""
+    return torch.autocast(device.type, dtype=PRECISIONS[precision], enabled=precision != "float32")
 
 
 @torch.no_grad()

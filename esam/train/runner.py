@@ -48,14 +48,9 @@ def run(
     if config.threads:
         torch.set_num_threads(config.threads)
     made = parts(config)
-
-    def ended() -> RunRecord | None:
-        return ranks.from_first(ended_record(path, config, made.facts) if ranks.first else None)
-
-    if (record := ended()) is not None:
-        return record
     with folder_lock(folder) if ranks.first else nullcontext():  # the other ranks write through rank 0
-        if (record := ended()) is not None:  # by another process, meanwhile
+        record = ranks.from_first(ended_record(path, config, made.facts) if ranks.first else None)
+        if record is not None:
             return record
         checkpoint, model = Checkpoint(folder), unwrapped(made.model)
         writer = open_record(path, checkpoint, first_line(config, made)) if ranks.first else None
