@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,30 +79,33 @@ class Parts:
     metric: Metric | None = None
 
 
-def build_parts(
+def build_parts(config: Config) -> Parts:
+    """Return the parts that a configuration names."""
+    check_choices(config)
+    task, device = load_data(config), chosen_device(config.device)
+    model = prepared_model(config, task, device)
+    batches = batches_of(config, task, device, fastest_memory_format(model))
+    return assemble(config, task, data_facts(task), model, batches)
+
+
+def assemble(
     config: Config,
-    task: Task | None = None,
+    task: Task,
+    facts: Facts,
+    model: nn.Module,
+    batches: tuple[Epochs, Iterable[Batch], Iterable[Batch]],
     *,
-    facts: Facts | None = None,
-    model: nn.Module | None = None,
-    base: Callable[[nn.Module], Optimizer | None] = lambda _: None,
+    base: Optimizer | None = None,
     metric: Metric | None = None,
-    batches: Callable[[Task, torch.device], tuple[Epochs, Iterable[Batch], Iterable[Batch]]] | None = None,
 ) -> Parts:
-    """Return the parts that a configuration names, or with what is given in their place."""
-    if task is None:  # else the optimizer may be the user's own, and its name no choice
-        check_choices(config)
-        task = load_data(config)
-    device = chosen_device(config.device)
-    facts = data_facts(task) if facts is None else facts
-    model = prepared_model(config, task, device) if model is None else _placed(model, device)
-    layout = fastest_memory_format(model)
-    train, test, ordered = batches_of(config, task, device, layout) if batches is None else batches(task, device)
-    steps = config.epochs * len(train) if config.budget is None else None
+    """Return the parts of a run around a model that is on its device, and the base optimizer if one is given."""
+    train, test, ordered = batches
     if config.compile:
         model.compile()  # in place: its weights keep their names
+    device = next(model.parameters()).device
     model = in_parallel(model, Ranks.current())
-    optimizer = build_optimizer(config, model, base=base(model), total_steps=steps)
+    steps = config.epochs * len(train) if config.budget is None else None
+    optimizer = build_optimizer(config, model, base=base, total_steps=steps)
     return Parts(task, facts, model, optimizer, train, test, ordered, device, metric)
 
 
@@ -110,7 +113,7 @@ def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Modul
     """Return the configured model with its initial weights, on the device and in its fastest layout."""
     torch.manual_seed(config.seed)
     if is_factory(config.model):
-        return _placed(make_model(config.model, task), device)
+        return placed(make_model(config.model, task), device)
     shape = task.shape
     if shape is None or len(shape) != 3 or shape[1] != shape[2]:
         raise ValueError(
@@ -120,10 +123,11 @@ def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Modul
     classes = task.class_count()
     if classes < 2:
         raise ValueError(f"{config.data} has a single class, and there is nothing to tell apart; give it another")
-    return _placed(build_model(config.model, classes=classes, channels=shape[0], size=shape[1]), device)
+    return placed(build_model(config.model, classes=classes, channels=shape[0], size=shape[1]), device)
 
 
-def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model on a device, in its fastest layout."""
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
 
 

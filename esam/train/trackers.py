@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from .config import Config, effective_settings
+from .config import Config, find_method
 
 PROJECT = "esam"
 Log = Callable[[dict[str, float], int], Any]
@@ -73,8 +73,8 @@ def mlflow(folder: Path, config: Config) -> Iterator[Log]:
 
 def _settings(config: Config) -> dict[str, Any]:
     """Return the configuration on one level, the method's settings by the values that take effect."""
-    plain = {name: value for name, value in config.as_json().items() if name not in ("settings", "notes")}
-    return {**plain, **effective_settings(config)}
+    every = {**config.as_json(), **find_method(config.method).effective(config.settings)}
+    return {name: value for name, value in every.items() if value is not None and name not in ("settings", "notes")}
 
 
 TRACKERS: dict[str, tuple[Callable[[Path, Config], AbstractContextManager[Log]], tuple[str, ...]]] = {
