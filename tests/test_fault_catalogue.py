@@ -129,7 +129,6 @@ FAULTS = [
     # packages that are missing
     Fault("compare T --out OUT --methods base", "torch-esam[train]", during=lacking("plotly")),
     Fault("analyze run", "torch-esam[analysis]", during=lacking("scipy")),
-    Fault("train T --out OUT --track wandb", "torch-esam[wandb]", during=lacking("wandb")),
     # while it runs
     Fault("train T --method base --epochs 2 --lr 1e30 --out OUT", "diverged", leaves=True),
     Fault("train T --out OUT", "the disk is full", during=("esam.files.os.fsync", failing(FULL)), leaves=True),

@@ -20,7 +20,7 @@ from esam.train.config import Config, did_you_mean, find_method
 
 FIRST = ("data", "model", "method", "methods", "seeds", "epochs", "lr", "batch_size", "out")
 """Options that the help of a command which trains begins with."""
-SPLIT = ("methods", "seeds", "tune_over", "track")
+SPLIT = ("methods", "seeds", "tune_over")
 """Lists whose entries have no comma in them, so that a,b is understood like a b."""
 TYPES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("TEXT", "a word")}
 """What help and errors call a value of a type."""
