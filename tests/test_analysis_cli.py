@@ -39,8 +39,7 @@ def esam(capsys):
 
 def test_the_figures_are_those_of_the_functions_on_the_trained_weights(run):
     trained = load_run(run)
-    objective, theta = trained.objective(images=60, batch_size=25), dict(trained.model.named_parameters())
-    assert [len(y) for _, y in objective.batches] == [25, 25, 10]
+    objective, theta = trained.objective(images=60), dict(trained.model.named_parameters())
     found = figures(objective, rho=0.1, eigenvalues=1)
     state = torch.load(run / "checkpoint.pt", weights_only=True)["model"]
     assert all(torch.equal(value, state[name]) for name, value in trained.model.state_dict().items())

@@ -54,8 +54,7 @@ class CompareOptions:
 
 def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
-    hidden = ("method", "seed")  # which --methods and --seeds name
-    options, comparison, typed = parse_run("compare", CompareOptions, arguments, hidden=hidden)
+    options, comparison, typed = parse_run("compare", CompareOptions, arguments)
     asked = {name: getattr(options, name) for name in ("methods", "tune", "tune_over")}
     if "seeds" in typed:
         asked["seeds"] = read_seeds(options.seeds)

@@ -84,16 +84,8 @@ def setting_docs(build: type[Any]) -> dict[str, str]:
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
-    """Print a list, its last column wrapped."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2), pad_edge=False)
-    for *_, cell in zip(*rows, strict=True):
-        table.add_column(justify="right" if cell[:1].isdigit() else "left")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=WIDTH, highlight=False, markup=False, emoji=False)
-    with console.capture() as captured:  # printed by print, as rich ends the process where its reader has gone
-        console.print(table)
-    print("\n".join(map(str.rstrip, captured.get().splitlines())))
+    """Print rows in columns, the last one wrapped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *cells, text in rows:
+        start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=False))
+        print(textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start)) or start.rstrip())

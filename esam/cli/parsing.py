@@ -50,14 +50,13 @@ def parse_all(
     arguments: list[str],
     *,
     defaults: Mapping[str, Any] | None = None,
-    hidden: Collection[str] = (),
     knobs: Mapping[str, type] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return an instance of each dataclass, and by their names the options that were typed.
 
-    A field without a default has no name before its value. ``defaults`` go before those of the classes. ``hidden``
-    fields are not options, and ``knobs`` are options that the help does not list. A command whose classes hold a Config
-    trains, and may begin with a recipe.
+    A field without a default has no name before its value. ``defaults`` go before those of the classes, and ``knobs``
+    are options that the help does not list. A command whose classes hold a Config trains, and may begin with a recipe;
+    one with ``methods`` and ``seeds`` has no option for a single one.
     """
     trains, defaults = Config in classes, defaults or {}
     parser = _Parser(
@@ -77,7 +76,7 @@ def parse_all(
         cls, default = fields[name]
         kind, several = _element(typing.get_type_hints(cls)[name])
         about = _field_docs(cls).get(name, "").replace("%", "%%")
-        if name in hidden or typing.get_origin(kind) is Mapping:
+        if f"{name}s" in fields or typing.get_origin(kind) is Mapping:
             continue
         if default is MISSING:
             shown, nargs = f"{name.upper()}{several * '...'}", "+" if several else None
@@ -161,7 +160,7 @@ def _field_docs(cls: type[Any]) -> dict[str, str]:
 
 
 def parse_run(
-    command: str, options: type[T], arguments: list[str], *, hidden: Collection[str] = (), **changes: Any
+    command: str, options: type[T], arguments: list[str], **changes: Any
 ) -> tuple[T, Comparison, dict[str, Any]]:
     """Return a command's options, the comparison they come to, and what was typed.
 
@@ -178,8 +177,7 @@ def parse_run(
 
         knobs = {name: kind for row in METHODS.values() for name, kind in row.options().items()}
     defaults = {**(vars(recipe) if recipe else {}), **vars(start.config)}
-    classes = [options, Config]
-    (found, config), typed = parse_all(command, classes, arguments, defaults=defaults, hidden=hidden, knobs=knobs)
+    (found, config), typed = parse_all(command, [options, Config], arguments, defaults=defaults, knobs=knobs)
     asked = {name: value for name, value in typed.items() if name in knobs}
     config = dataclasses.replace(config, settings={**start.config.settings, **asked})
     settings = {m: {k: v for k, v in own.items() if k not in typed} for m, own in start.settings.items()}

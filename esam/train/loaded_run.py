@@ -34,7 +34,7 @@ from .evaluation import are_classes
 from .models import MODELS, build_model, fastest_memory_format
 from .pictures import Decoder, Pictures
 from .record import RECORD_NAME, RunRecord, read_record
-from .samples import Inputs, on_device, outputs_of, sample_count, taken_rows
+from .samples import Inputs, Samples, on_device, outputs_of, sample_count, taken_rows
 from .task import Task
 
 RHO = 0.05
@@ -57,13 +57,16 @@ class LoadedRun:
     model: nn.Module
     epoch: int
     """That the weights are of."""
-    about: dict[str, Any]
-    """What goes with the weights to another program: the run, classes, input shape and normalisation."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What goes with the weights to another program: the run, classes, input shape and normalisation."""
+        return describe_weights(self.record, self.epoch)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names in the order of the outputs; None where the targets were no classes, or had no names."""
-        classes = self.about["classes"]
+        classes = (self.record.data or {}).get("classes")
         return None if classes is None else tuple(classes)
 
     def read(self, files: Sequence[str | Path]) -> Tensor:
@@ -87,11 +90,10 @@ class LoadedRun:
         outputs: Tensor = outputs_of(self.model, on_device(inputs, device))
         return outputs.cpu()
 
-    def objective(self, *, images: int = IMAGES, batch_size: int = BATCH_SIZE) -> ModelObjective:
-        """Return the ``training_objective`` of this many images, in batches of this size; the data are read again."""
-        for name, value in (("images", images), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value!r}")
+    def objective(self, *, images: int = IMAGES) -> ModelObjective:
+        """Return the ``training_objective`` of this many images; the data are read again."""
+        if images < 1:
+            raise ValueError(f"images must be 1 or more, got {images!r}")
         config = Config.from_json(self.record.config)
         if is_factory(config.data):
             raise ValueError(
@@ -99,8 +101,7 @@ class LoadedRun:
                 "record's word is no reason to run it; take the model by esam.load_run(...) and look at it by "
                 "esam.analysis"
             )
-        device = next(self.model.parameters()).device
-        return training_objective(self.model, load_data(config), device, images=images, batch_size=batch_size)
+        return training_objective(self.model, load_data(config), next(self.model.parameters()).device, images=images)
 
 
 def describe_weights(record: RunRecord, epoch: int) -> dict[str, Any]:
@@ -132,7 +133,7 @@ def load_run(path: str | Path, *, build_model: Callable[[], nn.Module] | None = 
             f"({' '.join(str(error).split())})"
         ) from error
     model = model.to(device=chosen_device(device), memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, model.eval(), epoch, describe_weights(record, epoch))
+    return LoadedRun(record, model.eval(), epoch)
 
 
 def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
@@ -182,25 +183,23 @@ class _WithInputs(nn.Module):
         return outputs_of(self.model, inputs)
 
 
-def training_objective(
-    model: nn.Module, task: Task, device: torch.device, *, images: int = IMAGES, batch_size: int = BATCH_SIZE
-) -> ModelObjective:
+def training_objective(model: nn.Module, task: Task, device: torch.device, *, images: int = IMAGES) -> ModelObjective:
     """Return the mean loss over this many evenly spaced training samples, or over all where there are fewer.
 
     In eval mode, without augmentation, with the labels that were trained on.
     """
-    called, batches = _evenly_spaced(model, task, task.train, device, images, batch_size)
+    called, batches = _evenly_spaced(model, task, task.train, device, images)
     return ModelObjective(called, batches, task.loss)
 
 
 def _evenly_spaced(
-    model: nn.Module, task: Task, samples: Any, device: torch.device, most: int, batch_size: int
+    model: nn.Module, task: Task, samples: Samples, device: torch.device, most: int = IMAGES
 ) -> tuple[nn.Module, list[Batch]]:
     """Return batches of evenly spaced samples, and the model as it takes them."""
     count = sample_count(samples)
     some = taken_rows(samples, torch.linspace(0, count - 1, min(most, count)).round().long())
     layout = fastest_memory_format(model)
-    batches = Batches(some, batch_size, transform=task.transform, device=device, memory_format=layout)
+    batches = Batches(some, BATCH_SIZE, transform=task.transform, device=device, memory_format=layout)
     called = model if task.transform is not None else _WithInputs(model)  # pictures are one tensor
     return called, list(batches)
 
@@ -213,7 +212,7 @@ def training_sharpness(model: nn.Module, task: Task, device: torch.device) -> fl
 
 def accuracy_of_rounded_weights(model: nn.Module, task: Task, device: torch.device) -> dict[str, float] | None:
     """Return the accuracy on evenly spaced test samples with weights of 32, 8 and 4 bits; None without classes."""
-    called, batches = _evenly_spaced(model, task, task.test, device, IMAGES, BATCH_SIZE)
+    called, batches = _evenly_spaced(model, task, task.test, device)
     with torch.no_grad(), evaluating(model):
         outputs = called(batches[0][0])
     return rounded_accuracy(called, batches) if are_classes(outputs, batches[0][1]) else None
