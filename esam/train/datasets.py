@@ -130,17 +130,13 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     one is counted. A channel that never varies gets a deviation of 1, to be divided by harmlessly.
     """
     images = images[:: max(1, images.nbytes // 2**30)]
-    values = torch.arange(256, dtype=torch.float64) / 255
-    nothing = torch.zeros(256, dtype=torch.int64)
-    means, deviations = [], []
-    for channel in images.unbind(1):
-        counts = sum((part.reshape(-1).bincount(minlength=256) for part in torch.split(channel, COUNTED)), nothing)
-        share = counts.double() / counts.double().sum()
-        mean = (share * values).sum()
-        deviation = (share * (values - mean) ** 2).sum().sqrt()
-        means.append(mean.item())
-        deviations.append(deviation.item() or 1.0)
-    return tuple(means), tuple(deviations)
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
+    for part in torch.split(images, COUNTED):
+        counts += torch.stack([channel.reshape(-1).bincount(minlength=256) for channel in part.unbind(1)])
+    share, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = (share * values).sum(1)
+    deviation = (share * (values - mean[:, None]) ** 2).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(value or 1.0 for value in deviation.tolist())
 
 
 def _unknown_data(asked: str, reason: str) -> ValueError:
