@@ -64,13 +64,13 @@ def analyze(arguments: list[str]) -> None:
         write_atomically(options.out / "analysis.json", encode(result))
     if not options.landscape:
         return
-    found = _landscape(objective, options)
-    print(f"  {'landscape, lowest and highest loss':44} {found.mean.min():.4g} to {found.mean.max():.4g}")
+    plane = _landscape(objective, options)
+    print(f"  {'landscape, lowest and highest loss':44} {plane.mean.min():.4g} to {plane.mean.max():.4g}")
     if options.out is not None:
         from esam.analysis.plot import contours
 
-        print(*contours(options.out / "contour", {run.record.name: found}), sep="\n")
-        write_atomically(options.out / "analysis.json", encode({**result, "landscape": found.as_json()}))
+        print(*contours(options.out / "contour", {run.record.name: plane}), sep="\n")
+        write_atomically(options.out / "analysis.json", encode({**result, "landscape": plane.as_json()}))
 
 
 def _landscape(objective: ModelObjective, options: AnalyzeOptions) -> Landscape:

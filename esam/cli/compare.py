@@ -115,12 +115,12 @@ def _run(comparison: Comparison, options: CompareOptions) -> None:
             failure = error
     records = [record for run in runs if (record := run.record()) is not None]
     if records and first:
-        report, found, console = write_report(options.out), summarise(records), Console()
+        report, by_condition, console = write_report(options.out), summarise(records), Console()
         if options.format == "table":
-            for condition, methods in found.items():
+            for condition, methods in by_condition.items():
                 console.print(f"{answer_text(methods, condition, console.width)}\n", highlight=False, markup=False)
         else:
-            print(results_text(found, options.format))
+            print(results_text(by_condition, options.format))
             console = aside
         print_line(console, f"report: {report}")
     if failure is not None:
@@ -132,17 +132,17 @@ def _run(comparison: Comparison, options: CompareOptions) -> None:
 
 def read_seeds(words: Sequence[str]) -> tuple[int, ...]:
     """Read seeds: one number is how many (3: 0 1 2), several are themselves, 5..7 is a range."""
-    found: list[int] = []
+    seeds: list[int] = []
     for word in words:
         first, dots, last = word.partition("..")
         try:
             low, high = int(first), int(last or first)
         except ValueError as error:
             raise UsageError(f"--seeds takes whole numbers, such as 3, 0 5 7 or 5..7, got {word!r}") from error
-        seeds = range(low) if len(words) == 1 and not dots and low > 0 else range(low, high + 1)
-        if seeds[MOST_SEEDS:]:
+        new = range(low) if len(words) == 1 and not dots and low > 0 else range(low, high + 1)
+        if new[MOST_SEEDS:]:
             raise UsageError(
                 f"--seeds {word} are more than {MOST_SEEDS} seeds; to name a single one write {word}..{word}"
             )
-        found += seeds
-    return tuple(found)
+        seeds += new
+    return tuple(seeds)

@@ -72,15 +72,15 @@ def _print_method(name: str) -> None:
 
 def setting_docs(build: type[Any]) -> dict[str, str]:
     """Return what a class's docstring says of each argument; what it leaves to another class ("As for SAM") is not."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for each in reversed(build.__mro__):
         _, _, args = inspect.cleandoc(each.__doc__ or "").partition("\nArgs:\n")
         block = textwrap.dedent(re.split(r"\n\n|\n(?=\S)", args)[0])
         for entry in re.split(r"\n(?=\S)", block):
             names, colon, text = entry.partition(": ")
             if colon and not text.startswith("As for"):
-                found |= {name.strip(): " ".join(text.replace("``", "`").split()) for name in names.split(",")}
-    return found
+                docs |= {name.strip(): " ".join(text.replace("``", "`").split()) for name in names.split(",")}
+    return docs
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:

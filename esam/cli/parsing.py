@@ -38,10 +38,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def parse(command: str, options: type[T], arguments: list[str]) -> T:
+def parse(command: str, cls: type[T], arguments: list[str]) -> T:
     """Return a command's options. Asked for help, this prints it and exits."""
-    (found,), _ = parse_all(command, [options], arguments)
-    return found  # type: ignore[no-any-return]
+    (options,), _ = parse_all(command, [cls], arguments)
+    return options  # type: ignore[no-any-return]
 
 
 def parse_all(
@@ -89,12 +89,12 @@ def parse_all(
     (more if trains else main).add_argument("-h", "--help", action="help", help="Show this text.")
     for name, kind in (knobs or {}).items():
         _add_option(more, name, *_element(kind), None, argparse.SUPPRESS)
-    found, unknown = parser.parse_known_intermixed_args(arguments)
+    namespace, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         stray = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         hint = did_you_mean(stray, parser._option_string_actions)
         raise UsageError(f"unknown option {stray}.{hint} See esam {command} --help")
-    typed = {n: tuple(itertools.chain(*v)) if isinstance(v, list) else v for n, v in vars(found).items()}
+    typed = {n: tuple(itertools.chain(*v)) if isinstance(v, list) else v for n, v in vars(namespace).items()}
     values = {**defaults, **typed}
     return [
         cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}) for cls in classes
@@ -146,14 +146,14 @@ def _value(kind: Any, text: str) -> Any:
 
 def _field_docs(cls: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, on one line."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for each in reversed(cls.__mro__[:-1]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         for field, after in itertools.pairwise(body.body):  # type: ignore[attr-defined]
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-                found[field.target.id] = " ".join(text.split())
-    return found
+                docs[field.target.id] = " ".join(text.split())
+    return docs
 
 
 # what the commands share that train: a recipe to start with, settings of the methods
@@ -177,12 +177,12 @@ def parse_run(
 
         knobs = {name: kind for row in METHODS.values() for name, kind in row.options().items()}
     defaults = {**(vars(recipe) if recipe else {}), **vars(start.config)}
-    (found, config), typed = parse_all(command, [options, Config], arguments, defaults=defaults, knobs=knobs)
+    (of_command, config), typed = parse_all(command, [options, Config], arguments, defaults=defaults, knobs=knobs)
     asked = {name: value for name, value in typed.items() if name in knobs}
     config = dataclasses.replace(config, settings={**start.config.settings, **asked})
     settings = {m: {k: v for k, v in own.items() if k not in typed} for m, own in start.settings.items()}
     config = config if recipe else _suited_length(config, typed)
-    return found, dataclasses.replace(start, config=config, settings=settings), typed
+    return of_command, dataclasses.replace(start, config=config, settings=settings), typed
 
 
 def single_run(comparison: Comparison, typed: Mapping[str, Any]) -> Config:
@@ -232,7 +232,7 @@ def _take_recipe(arguments: list[str]) -> Comparison | None:
 
 def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Read sam.rho=0.1 as {"sam": {"rho": 0.1}}, each value by the type that the method or the run has for it."""
-    hints, found = typing.get_type_hints(Config), dict[str, dict[str, Any]]()
+    hints, settings = typing.get_type_hints(Config), dict[str, dict[str, Any]]()
     for word in words:
         method, dot, rest = word.partition(".")
         name, equals, value = rest.partition("=")
@@ -240,7 +240,7 @@ def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             raise UsageError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}")
         kind, _ = _element({**hints, **find_method(method).options()}.get(name, str))  # the plan refuses unknown names
         try:
-            found.setdefault(method, {})[name] = _value(kind, value)
+            settings.setdefault(method, {})[name] = _value(kind, value)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"--set {method}.{name} {error}") from error
-    return found
+    return settings

@@ -41,22 +41,22 @@ def predict(arguments: list[str]) -> None:
         check_new(options.out, force=options.force, inputs=options.files)
     name = options.model
     run = load_run(options.run, build_model=None if name is None else lambda: make_model(name))
-    found = list(predictions(run, options.files))
-    if not found:
+    lines = list(predictions(run, options.files))
+    if not lines:
         raise ValueError("there are no pictures in the folders that were given")
     if options.out is not None and options.out.suffix == ".json":
-        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        text = json.dumps(lines, indent=1, ensure_ascii=False) + "\n"
     else:
-        lines = io.StringIO()
-        table = csv.DictWriter(lines, COLUMNS, extrasaction="ignore", lineterminator="\n")
-        table.writeheader()
-        table.writerows(found)
-        text = lines.getvalue()
+        table = io.StringIO()
+        writer = csv.DictWriter(table, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        text = table.getvalue()
     if options.out is None:
         print(text, end="")
     else:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, text.encode())
         print(options.out)
-    if failed := [line["error"] for line in found if "error" in line]:
-        raise RuntimeError(f"{len(failed)} of {len(found)} have no prediction, the first: {failed[0]}")
+    if failed := [line["error"] for line in lines if "error" in line]:
+        raise RuntimeError(f"{len(failed)} of {len(lines)} have no prediction, the first: {failed[0]}")

@@ -44,7 +44,7 @@ def train(arguments: list[str]) -> None:
     if record.diverged:
         raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")
     last, best = (record.end["test_accuracy"][which] for which in ("last", "best"))
-    told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
+    outcome = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
     if last is None and record.end["test_loss"] is not None:  # the targets are no classes
-        told = f"test loss {record.end['test_loss']:.4g}"
-    print_line(Console(), f"{record.name}: {told}, record in {options.out}")
+        outcome = f"test loss {record.end['test_loss']:.4g}"
+    print_line(Console(), f"{record.name}: {outcome}, record in {options.out}")

@@ -29,21 +29,21 @@ def shift(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     The padding is an eighth of the shorter side: the usual 4 at 32, and 1 at 8.
     """
     pad = min(images.shape[2:]) // 8
-    top, left = draw_shifts(rows.whole, pad, generator)
+    top, left = draw_shifts(rows.batch_size, pad, generator)
     return shifted(images, top[rows.index], left[rows.index], pad)
 
 
 def basic(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Mirror every other image at random, then pad with black and crop at random."""
-    flips = draw_flips(rows.whole, generator)
+    flips = draw_flips(rows.batch_size, generator)
     return shift(flipped(images, flips[rows.index]), generator, rows)
 
 
 def inception(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Enlarge a random box of 8 to 100 % of the area, aspect 3/4 to 4/3, to the whole image; mirror at random."""
     height, width = images.shape[2:]
-    boxes = draw_boxes(rows.whole, height, width, generator)
-    flips = draw_flips(rows.whole, generator)
+    boxes = draw_boxes(rows.batch_size, height, width, generator)
+    flips = draw_flips(rows.batch_size, generator)
     return resized_crops(images, boxes[rows.index], flips[rows.index])
 
 

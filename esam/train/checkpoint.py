@@ -49,14 +49,14 @@ class Checkpoint:
 
     def load(self) -> State | None:
         """Return the newest state that is whole, None if there is none; a damaged file is reported and left there."""
-        there = [path for path in (self.path, self.previous) if path.exists()]
-        for path in there:
+        paths = [path for path in (self.path, self.previous) if path.exists()]
+        for path in paths:
             try:
                 return _run_state(read_tensors(path), path)
             except ValueError as error:
                 self._damaged |= path == self.path
                 warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
-        if there:
+        if paths:
             raise ValueError(f"no checkpoint in {self.folder} can be read; delete the folder to start the run again")
         return None
 

@@ -52,8 +52,8 @@ def load_data(config: Config) -> Task:
                     "out"
                 )
         return part_of(as_task(config.data, called(config.data, find_factory(config.data))), config)
-    identity, listing = _find_source(config)
-    train, test, classes = cached((identity, config.size), lambda: _decoded(listing, config.size))
+    identity, list_pictures = _find_source(config)
+    train, test, classes = cached((identity, config.size), lambda: _decoded(list_pictures, config.size))
     task = part_of(Task(train, test, classes=classes), config)
     return replace(task, transform=Normalise(*channel_statistics(task.train[0])))
 
@@ -85,28 +85,28 @@ def _find_source(config: Config) -> Source:
     if config.data == "digits":
         return "scikit-learn digits", _digits  # which ship with it and do not change
     assert folder is not None, "a name without a folder is one on the hub"
-    found = _class_folders(folder)
+    listing = _class_folders(folder)
     prints = [
         files_fingerprint(os.path.commonpath(pictures.items), pictures.items)
-        for pictures, _ in filter(None, (found.train, found.test))
+        for pictures, _ in filter(None, (listing.train, listing.test))
     ]
-    return f"{prints} {found.classes}", lambda: found
+    return f"{prints} {listing.classes}", lambda: listing
 
 
-def _decoded(listing: Callable[[], Listing], size: int | None) -> Decoded:
+def _decoded(list_pictures: Callable[[], Listing], size: int | None) -> Decoded:
     """Return training and test pictures with their labels, and the classes."""
-    found = listing()
-    decoder = decoder_for(found.train[0], size)
-    if found.test is None:  # a fixed, stratified draw
-        train, test = ((*found.train, rows) for rows in held_out(found.train[1]))
+    listing = list_pictures()
+    decoder = decoder_for(listing.train[0], size)
+    if listing.test is None:  # a fixed, stratified draw
+        train, test = ((*listing.train, rows) for rows in held_out(listing.train[1]))
     else:
-        train, test = ((*part, torch.arange(len(part[1]))) for part in (found.train, found.test))
+        train, test = ((*part, torch.arange(len(part[1]))) for part in (listing.train, listing.test))
     count = len(train[2]) + len(test[2])
     remedy = "size, or give a Dataset of your own (package.module:function), which is read batch by batch"
     needed = 2 * count * decoder.channels * decoder.height * decoder.width
     check_memory(needed, f"decoding and caching {count} pictures", remedy)
     first, second = ((decoder.decode_all(p, rows), labels[rows].long()) for p, labels, rows in (train, test))
-    return first, second, found.classes
+    return first, second, listing.classes
 
 
 def check_memory(needed: int, what: str, remedy: str) -> None:

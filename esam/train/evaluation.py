@@ -78,16 +78,16 @@ def evaluate(
     total, measured, correct, count, labels, classed = ranks.sum([total, measured, correct, count, labels, classed])
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
-    found: dict[str, Any] = {"test_loss": total / count}
+    figures: dict[str, Any] = {"test_loss": total / count}
     if labels:
-        found["test_accuracy"] = correct / labels
+        figures["test_accuracy"] = correct / labels
     if metric is not None:
-        found["test_metric"] = measured / count
+        figures["test_metric"] = measured / count
     if by_class:
         known = [counts for each in ranks.all_of(of_classes) for counts in each]
         pairs = torch.stack(known).sum(0).T.tolist() if classed == count else []
-        found["class_accuracy"] = [right / all_of_it if all_of_it else None for right, all_of_it in pairs] or None
-    return found
+        figures["class_accuracy"] = [right / all_of_it if all_of_it else None for right, all_of_it in pairs] or None
+    return figures
 
 
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:

@@ -154,9 +154,9 @@ def export_weights(path: str | Path, out: Path) -> None:
     from safetensors.torch import save
 
     record, tensors, epoch = run_weights(path)
-    apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # it refuses weights that are tied
+    copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # it refuses weights that are tied
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, save(apart, metadata={"esam": json.dumps(describe_weights(record, epoch))}))
+    write_atomically(out, save(copies, metadata={"esam": json.dumps(describe_weights(record, epoch))}))
 
 
 def _named_model(record: RunRecord) -> nn.Module:
@@ -226,7 +226,7 @@ def figures(objective: ModelObjective, *, rho: float = RHO, eigenvalues: int = 1
     """Return the loss and its sharpness; unless it is 0, ``eigenvalues`` adds so many of the Hessian, and its trace."""
     theta = objective.parameters
     ascent = ascent_sharpness(objective, theta, rho=rho, steps=ASCENT_STEPS)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "loss": float(objective(theta)),
         "sharpness": {"value": sharpness(objective, theta, rho=rho), "rho": rho},
         "ascent_sharpness": {"value": ascent, "rho": rho, "steps": ASCENT_STEPS},
@@ -234,6 +234,6 @@ def figures(objective: ModelObjective, *, rho: float = RHO, eigenvalues: int = 1
         "adaptive_sharpness": {"value": adaptive_sharpness(objective, theta, rho=ADAPTIVE_RHO), "rho": ADAPTIVE_RHO},
     }
     if eigenvalues:
-        found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
-        found["trace"] = {**hessian_trace(objective, theta, vectors=VECTORS)._asdict(), "vectors": VECTORS}
-    return found
+        result["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
+        result["trace"] = {**hessian_trace(objective, theta, vectors=VECTORS)._asdict(), "vectors": VECTORS}
+    return result

@@ -111,7 +111,7 @@ def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
         return None
     if differing := Config.from_json(record.config).differences(config):
         differences = ", ".join(
-            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differing.items()
+            f"{name} is {theirs!r} there and {ours!r} here" for name, (theirs, ours) in differing.items()
         )
         raise ValueError(f"{path.parent} holds another run: {differences}; choose another folder")
     if (how := changed_data(record.data, facts)) is not None:

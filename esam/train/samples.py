@@ -131,18 +131,15 @@ def generator_for(*key: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
-def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Make exactly ``round(share * N)`` labels wrong; gives the labels and a mask of which are wrong.
-
-    A wrong label is any other class, uniformly. The same seed gives the same errors.
-    """
+def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) -> Tensor:
+    """Make exactly ``round(share * N)`` labels wrong, each any other class, uniformly; the same ones for a seed."""
     generator = generator_for("label noise", seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
     # A step of 1..classes-1 round the circle of classes reaches each other class equally often, and never its own.
     steps = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
     noisy = labels.clone()
     noisy[chosen] = (labels[chosen] + steps) % classes
-    return noisy, noisy != labels
+    return noisy
 
 
 def balanced_subset(labels: Tensor, count: int, *, seed: int = 0) -> Tensor:

@@ -45,8 +45,6 @@ class Task:
     """The classes' names; None: numbers, or targets that are not classes."""
     transform: Transform | None = None
     """Applied to whole batches on the device, after augmentation: stored inputs -> inputs as the model takes them."""
-    wrong: Tensor | None = None
-    """Which training labels label noise has made wrong; None without noise."""
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
@@ -118,8 +116,8 @@ def part_of(task: Task, config: Config) -> Task:
         rows = balanced_subset(class_labels(task.train), config.train_size)
         task = replace(task, train=taken_rows(task.train, rows))
     if config.label_noise:
-        labels, wrong = flip_labels(class_labels(task.train), config.label_noise, classes=classes)
-        task = replace(task, train=(task.train[0], labels), wrong=wrong)
+        labels = flip_labels(class_labels(task.train), config.label_noise, classes=classes)
+        task = replace(task, train=(task.train[0], labels))
     return task
 
 
@@ -154,7 +152,7 @@ def find_factory(name: str) -> Callable[..., Any]:
         raise _user_code_error(f"importing {module_name}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         hint = did_you_mean(function_name, known)
         raise ValueError(f"{name}: {module_name} has no function {function_name!r}.{hint} Write module:function")
     return function  # type: ignore[no-any-return]
@@ -175,10 +173,10 @@ def user_code_line(error: BaseException) -> str:
     return ""
 
 
-def called(name: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a user's own function; whatever it raises is told with the line that raised it."""
+def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a user's own function; whatever it raises is reported with the line that raised it."""
     try:
-        return function(*given)
+        return function(*arguments)
     except Exception as error:  # of any kind
         raise _user_code_error(name, error) from error
 
