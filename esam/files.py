@@ -13,9 +13,11 @@ from pathlib import Path
 def write_atomically(path: Path, data: bytes | memoryview, *, previous: Path | None = None) -> None:
     """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it.
 
-    The old file takes the name `previous`, if that is given; between the two moves there is no file at `path`.
+    The old file takes the name `previous`, if that is given; between the two moves there is no file at `path`. Folders
+    that are missing are made.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_through(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, data)
         if previous is not None and path.exists():

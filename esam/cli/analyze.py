@@ -60,7 +60,6 @@ def analyze(arguments: list[str]) -> None:
     for label, value in _figure_rows(result):
         print(f"  {label:44} {value}")
     if options.out is not None:  # before a landscape, which may take long
-        options.out.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out / "analysis.json", encode(result))
     if not options.landscape:
         return

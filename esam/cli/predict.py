@@ -55,7 +55,6 @@ def predict(arguments: list[str]) -> None:
     if options.out is None:
         print(text, end="")
     else:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, text.encode())
         print(options.out)
     if failed := [line["error"] for line in lines if "error" in line]:

@@ -42,7 +42,6 @@ class Checkpoint:
         """Write a state; the last one is kept, unless it was found damaged. On a full disk both stay as they were."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        self.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.path)
         write_atomically(self.path, buffer.getbuffer(), previous=None if self._damaged else self.previous)
         self._damaged = False
@@ -132,8 +131,7 @@ class Resumable:
             if type(self.optimizer).evaluation_weights is not SharpnessAware.evaluation_weights:
                 with self.optimizer.evaluation_weights():  # those to use are others than those that it trains
                     states["evaluated"] = copy.deepcopy(unwrapped(self.model).state_dict())
-            others = {"random_of_ranks": of_ranks} if self.ranks.several else {}
-            checkpoint.save({**states, "progress": asdict(progress), "random": random, **others})
+            checkpoint.save({**states, "progress": asdict(progress), "random": of_ranks})
 
     def load(self, checkpoint: Checkpoint | None) -> Progress:
         """Take everything back and return how far the run had come; a fresh start if nothing was saved.
@@ -154,11 +152,10 @@ class Resumable:
             progress = Progress(**state["progress"])
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            of_ranks = state.get("random_of_ranks", [state["random"]])
-            if self.ranks.rank >= len(of_ranks):
+            if self.ranks.rank >= len(state["random"]):
                 self._reseed_rank(progress.epoch)
                 return progress
-            random = of_ranks[self.ranks.rank]
+            random = state["random"][self.ranks.rank]
             torch.set_rng_state(random["cpu"].cpu())
             if self.device.type != "cpu":
                 torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)

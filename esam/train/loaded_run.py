@@ -26,7 +26,7 @@ from esam.extras import require
 from esam.files import write_atomically
 
 from .batches import Batches, Normalise
-from .build import chosen_device
+from .build import chosen_device, placed
 from .checkpoint import Checkpoint
 from .config import Config, is_factory
 from .datasets import load_data
@@ -132,8 +132,7 @@ def load_run(path: str | Path, *, build_model: Callable[[], nn.Module] | None = 
             f"the weights of {path} are not those of this model; give the function that the run was trained with "
             f"({' '.join(str(error).split())})"
         ) from error
-    model = model.to(device=chosen_device(device), memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, model.eval(), epoch)
+    return LoadedRun(record, placed(model, chosen_device(device)).eval(), epoch)
 
 
 def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
@@ -155,7 +154,6 @@ def export_weights(path: str | Path, out: Path) -> None:
 
     record, tensors, epoch = run_weights(path)
     copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # it refuses weights that are tied
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, save(copies, metadata={"esam": json.dumps(describe_weights(record, epoch))}))
 
 

@@ -162,7 +162,6 @@ def cached(key: object, decode: Callable[[], Decoded]) -> Decoded:
     buffer = io.BytesIO()
     torch.save(dict(zip(("train", "test", "classes"), decoded, strict=True)), buffer)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getbuffer())
     except OSError as error:
         warnings.warn(
