@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esam.train.config import did_you_mean
+from esam.train.config import check_known
 
 from .parsing import parse, take_word
 
@@ -32,9 +32,8 @@ def methods(arguments: list[str]) -> None:
     parse("methods", MethodsOptions, arguments)
     from esam.optim import METHODS
 
-    if name and name not in METHODS:
-        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} See esam methods")
     if name:
+        check_known("method", name, METHODS)
         _print_method(name)
         return
     _print([(name, f"{row.units() / 3:.3g}", f"{row.named('SGD')}: {row.summary}") for name, row in METHODS.items()])

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from esam.runs.plan import Comparison, configured
-from esam.train.config import Config, did_you_mean, find_method
+from esam.train.config import Config, check_known, did_you_mean, find_method
 
 FIRST = ("data", "model", "method", "methods", "seeds", "epochs", "lr", "batch_size", "out")
 """Options that the help of a command which trains begins with."""
@@ -168,7 +168,12 @@ def parse_run(
     recipe, if one is named, with ``changes``; what is typed goes before it. Without a recipe, the length suits the
     data.
     """
-    recipe = _take_recipe(arguments)
+    recipe: Comparison | None = None
+    if name := take_word(arguments):
+        from esam.recipes import RECIPES
+
+        check_known("recipe", name, RECIPES)
+        recipe = RECIPES[name]()
     start = recipe or Comparison(Config())
     start = dataclasses.replace(start, config=dataclasses.replace(start.config, **changes))
     knobs: dict[str, type] = {}
@@ -218,16 +223,6 @@ def _suited_length(config: Config, typed: Collection[str]) -> Config:
 def take_word(arguments: list[str]) -> str:
     """Take a word that is no option off the front of the arguments, if there is one."""
     return arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
-
-
-def _take_recipe(arguments: list[str]) -> Comparison | None:
-    if not (name := take_word(arguments)):
-        return None
-    from esam.recipes import RECIPES
-
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}.{did_you_mean(name, RECIPES)} There are: {', '.join(RECIPES)}")
-    return RECIPES[name]()
 
 
 def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:

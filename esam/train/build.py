@@ -17,7 +17,7 @@ from esam.optim import SharpnessAware
 
 from .augment import AUGMENTATIONS
 from .batches import Batches
-from .config import Config, did_you_mean, find_method, is_factory
+from .config import Config, check_known, find_method, is_factory
 from .datasets import load_data
 from .distributed import Ranks, in_parallel, local_rank
 from .evaluation import PRECISIONS, Metric, autocast
@@ -157,8 +157,7 @@ def chosen_device(name: str) -> torch.device:
 def check_choices(config: Config) -> None:
     """Refuse a word that names no optimizer, schedule, precision or augmentation."""
     for name, known in CHOICES.items():
-        if (value := getattr(config, name)) not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
+        check_known(name, getattr(config, name), known)
 
 
 def examine(config: Config, steps: int) -> StepMonitor:

@@ -198,8 +198,8 @@ def find_method(name: str) -> Method:
         from .task import find_factory
 
         find_factory(name)  # in the working folder too; it says what is wrong
-    elif name not in METHODS:
-        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
+    else:
+        check_known("method", name, METHODS)
     return method_of(name)
 
 
@@ -238,6 +238,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         if near := difflib.get_close_matches(form.lower(), full_names, n=1):
             return f" Did you mean {full_names[near[0]]!r}?"
     return ""
+
+
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones, with the nearest of them and all."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
 
 
 def last_part(name: str) -> str:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from esam.train.config import did_you_mean
+from esam.train.config import check_known, did_you_mean
 from esam.train.models.convolutional import cnn, mlp, resnet18, thin_resnet, wide_resnet
 from esam.train.models.vit import VisionTransformer
 
@@ -48,9 +48,7 @@ def build_model(name: str, *, classes: int, channels: int = 3, size: int = 32) -
     """
     if name.startswith("timm/"):
         return _build_timm(name.removeprefix("timm/"), classes, channels)
-    if name not in MODELS:
-        hint = did_you_mean(name, MODELS)
-        raise ValueError(f"there is no model {name!r}.{hint} Choose one of {', '.join(MODELS)}, or timm/NAME.")
+    check_known("model", name, [*MODELS, "timm/NAME"])
     return MODELS[name].build(classes=classes, channels=channels, size=size)
 
 
