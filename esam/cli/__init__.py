@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = _show_warning
+                warnings.showwarning = _printer_of_warnings()
                 code = _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             if sys.stdout is not None:  # as in a process without a console
@@ -73,9 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning as a sentence, without the line of code that it comes from."""
-    print(f"esam: warning: {message}", file=sys.stderr)
+def _printer_of_warnings() -> Callable[..., None]:
+    """Return what prints a warning as a sentence, once, without the line of code that it comes from."""
+    seen: set[str] = set()
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        if str(message) not in seen:
+            seen.add(str(message))
+            print(f"esam: warning: {message}", file=sys.stderr)
+
+    return show
 
 
 def _on_several_ranks() -> bool:
