@@ -197,8 +197,8 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"augment": "shfit"}, "got 'shfit'. Did you mean 'shift'"),
-        ({"optimizer": "adam"}, "got 'adam'. Did you mean 'adamw'"),
+        ({"augment": "shfit"}, "unknown augment 'shfit'. Did you mean 'shift'"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'. Did you mean 'adamw'"),
         ({"device": "gpu"}, "device must be auto, cpu or one that torch finds here, got 'gpu'"),
         ({"train_size": 10**6}, r"train_size must be in 1..1438"),
         ({"label_column": "label"}, "digits has no columns to choose from"),
