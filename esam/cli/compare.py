@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from esam.report.sheets import Form
-from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
+from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
 from esam.runs.pool import Processes
 from esam.runs.ray import RayCluster, ray_cluster
 
@@ -66,7 +66,6 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
     if comparison.config.epochs < 1:
         raise ValueError(f"a comparison takes 1 epoch or more, got {comparison.config.epochs}")
-    from esam.runs.plan import plan
     from esam.runs.preflight import check
     from esam.runs.tuning import first_runs
 
