@@ -216,6 +216,7 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_with_all(wrong, right)
 
 def test_timm_is_told_the_classes_and_channels_and_its_absence_how_to_install_it(monkeypatch):
     timm = SimpleNamespace(
+        __spec__="found",
         is_model=lambda name: name == "convnext_tiny",
         list_models=lambda: ["convnext_tiny"],
         create_model=lambda name, *, num_classes, in_chans: (name, num_classes, in_chans),
@@ -225,5 +226,5 @@ def test_timm_is_told_the_classes_and_channels_and_its_absence_how_to_install_it
     with pytest.raises(ValueError, match="no model 'timm/convnext_tyni'. Did you mean 'convnext_tiny'"):
         build_model("timm/convnext_tyni", classes=7)
     monkeypatch.setitem(sys.modules, "timm", None)  # makes the import fail, installed or not
-    with pytest.raises(ValueError, match=r"timm/convnext_tiny needs the timm package .*: pip install timm"):
+    with pytest.raises(ImportError, match=r"timm/convnext_tiny needs timm; run: pip install timm"):
         build_model("timm/convnext_tiny", classes=7)

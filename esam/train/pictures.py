@@ -114,9 +114,8 @@ def decoder_for(pictures: Pictures, size: int | None) -> Decoder:
 
     Pictures are grey when all those looked at are; else all are decoded as RGB.
     """
-    step = max(1, len(pictures) // LOOKED_AT)
     channels = 1
-    for row in range(0, len(pictures), step):
+    for row in range(0, len(pictures), max(1, len(pictures) // LOOKED_AT)):
         with pictures.open(row) as image:
             channels = channels if image.mode in GREY_MODES else 3
     if size is not None:

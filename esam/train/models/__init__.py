@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from esam.extras import require
 from esam.train.config import check_known, did_you_mean
 from esam.train.models.convolutional import cnn, mlp, resnet18, thin_resnet, wide_resnet
 from esam.train.models.vit import VisionTransformer
@@ -59,10 +60,8 @@ def fastest_memory_format(model: nn.Module) -> torch.memory_format:
 
 
 def _build_timm(name: str, classes: int, channels: int) -> nn.Module:
-    try:
-        timm = importlib.import_module("timm")  # here, not above: an optional package, slow to import
-    except ImportError as error:
-        raise ValueError(f"timm/{name} needs the timm package ({error}); run: pip install timm") from error
+    require("timm", purpose=f"timm/{name}")
+    timm = importlib.import_module("timm")  # here, not above: an optional package, slow to import
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
         raise ValueError(f"there is no model 'timm/{name}'.{hint} timm.list_models() gives every name timm/NAME takes.")
