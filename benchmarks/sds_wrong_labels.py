@@ -25,7 +25,8 @@ def shares(seed):
     """Return, for each epoch, the share of wrong labels among the samples that took the second pass."""
     config = dataclasses.replace(demo().config, seed=seed, method="esam")
     device = torch.device("cpu")
-    data = load_data(config.data, label_noise=config.label_noise)
+    data = load_data(config)
+    wrong = data.train[1] != load_data(dataclasses.replace(config, label_noise=0.0)).train[1]
     model = prepared_model(config, data, device)
     optimizer = build_optimizer(config, model)
     train, _, _ = batches_of(config, data, device, fastest_memory_format(model))
@@ -35,7 +36,7 @@ def shares(seed):
         scores = rank(batch)
         epoch, number = divmod(next(step), len(train))
         rows = train.order(epoch + 1)[number * config.batch_size :][: config.batch_size]
-        kept.append((epoch + 1, data.wrong[rows[keep_highest(scores, optimizer.gamma)]].double()))
+        kept.append((epoch + 1, wrong[rows[keep_highest(scores, optimizer.gamma)]].double()))
         return scores
 
     optimizer.ranking = watched

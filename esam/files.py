@@ -13,9 +13,11 @@ from pathlib import Path
 def write_atomically(path: Path, data: bytes | memoryview, *, previous: Path | None = None) -> None:
     """Put `data` at `path` in one move: whoever looks sees the old file or the new one, never half of it.
 
-    The old file takes the name `previous`, if that is given; between the two moves there is no file at `path`.
+    The old file takes the name `previous`, if that is given; between the two moves there is no file at `path`. Folders
+    that are missing are made.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         write_through(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, data)
         if previous is not None and path.exists():
@@ -50,10 +52,22 @@ def with_disk_full_hint(error: OSError, path: Path) -> OSError:
     return full if error.errno == errno.ENOSPC else error
 
 
+def unwritable_folder(folder: Path, option: str = "--out") -> Iterator[str]:
+    """Give what stands in the way of writing into a folder, with a remedy; nothing where it can be done."""
+    path = folder.absolute()
+    nearest = next(each for each in (path, *path.parents) if each.exists())
+    if not nearest.is_dir():
+        yield f"{folder} ({option}) cannot be written: {nearest} is a file, not a folder; choose another place"
+    elif not os.access(nearest, os.W_OK):
+        yield f"{folder} ({option}) cannot be written: {nearest} is not yours to write; choose another place"
+
+
 def check_writable(path: Path, option: str = "--out") -> None:
     """Refuse, before the work, a file that could not be written after it."""
-    for obstacle in _write_obstacles(path, path, option):
+    for obstacle in unwritable_folder(path.parent, option):
         raise ValueError(obstacle)
+    if path.is_dir():
+        raise ValueError(f"{path} ({option}) is a folder; give the name of a file in it")
 
 
 def check_new(path: Path, *, force: bool, inputs: Iterable[Path] = (), option: str = "--out") -> None:
@@ -64,30 +78,8 @@ def check_new(path: Path, *, force: bool, inputs: Iterable[Path] = (), option: s
     check_writable(path, option)
     if any(path.resolve() == each.resolve() for each in inputs):
         raise ValueError(f"{path} ({option}) is read by this command, and would be overwritten; choose another name")
-    if path.is_dir():
-        raise ValueError(f"{path} ({option}) is a folder; give the name of a file in it")
     if path.exists() and not force:
         raise ValueError(f"{path} ({option}) exists; choose another name, or overwrite it with --force")
-
-
-def unwritable_folder(folder: Path, option: str = "--out") -> Iterator[str]:
-    """Give what stands in the way of writing into a folder, with a remedy; nothing where it can be done."""
-    yield from _write_obstacles(folder, folder / "file", option)
-
-
-def check_folder(folder: Path, option: str = "--out") -> None:
-    """Refuse, before the work, a folder that could not be written into after it."""
-    for obstacle in unwritable_folder(folder, option):
-        raise ValueError(obstacle)
-
-
-def _write_obstacles(shown: Path, path: Path, option: str) -> Iterator[str]:
-    whole = path.absolute()
-    nearest = next(folder for folder in (whole, *whole.parents) if folder.exists())
-    if nearest != whole and not nearest.is_dir():
-        yield f"{shown} ({option}) cannot be written: {nearest} is a file, not a folder; choose another place"
-    elif not os.access(nearest, os.W_OK):
-        yield f"{shown} ({option}) cannot be written: {nearest} is not yours to write; choose another place"
 
 
 @contextmanager

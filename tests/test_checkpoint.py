@@ -121,6 +121,11 @@ def test_a_run_that_had_ended_trains_no_more_unless_it_is_given_more_epochs(tmp_
 # Damaged -------------------------------------------------------------------------------------------------------------
 
 
+def state(number):
+    """The least that a checkpoint holds."""
+    return {"model": {"weight": torch.full((1000,), number)}, "progress": {"epoch": number}}
+
+
 def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -142,16 +147,16 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_reported_and_left_there_and_the_one_before_it_read(tmp_path, damage):
     checkpoint = Checkpoint(tmp_path)
     for number in (1, 2):
-        checkpoint.save({"weights": torch.full((1000,), number)})
+        checkpoint.save(state(number))
     checkpoint.path.write_bytes(DAMAGES[damage](checkpoint.path.read_bytes()))
     before = contents(tmp_path)
     with pytest.warns(UserWarning, match=r"checkpoint.pt cannot be read .* the checkpoint before it"):
-        assert same(checkpoint.load(), {"weights": torch.full((1000,), 1)})
+        assert same(checkpoint.load(), state(1))
     assert contents(tmp_path) == before
     for number in (3, 4):  # the damaged one never takes the place of the good one before it
-        checkpoint.save({"weights": torch.full((1000,), number)})
+        checkpoint.save(state(number))
         kept = torch.load(checkpoint.previous, weights_only=True)
-        assert same(kept, {"weights": torch.full((1000,), {3: 1, 4: 3}[number])})
+        assert same(kept, state({3: 1, 4: 3}[number]))
 
 
 def test_two_damaged_checkpoints_are_an_error_that_says_what_to_do(tmp_path):
@@ -192,26 +197,26 @@ def test_the_last_state_and_the_one_before_it_are_kept_and_nothing_else(tmp_path
     checkpoint = Checkpoint(tmp_path / "new" / "folder")
     assert checkpoint.load() is None and not checkpoint.folder.exists()
     for number in range(4):
-        checkpoint.save({"number": number})
+        checkpoint.save(state(number))
         (checkpoint.folder / ".checkpoint.pt.1234abcd.tmp").write_bytes(b"half")  # what a kill while writing leaves
-        assert checkpoint.load() == {"number": number}
-    checkpoint.save({"number": 4})
-    assert torch.load(checkpoint.previous, weights_only=True) == {"number": 3}
+        assert same(checkpoint.load(), state(number))
+    checkpoint.save(state(4))
+    assert same(torch.load(checkpoint.previous, weights_only=True), state(3))
     assert sorted(p.name for p in checkpoint.folder.iterdir()) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
 def test_a_write_that_the_system_cuts_short_keeps_what_was_there(tmp_path):
     checkpoint = Checkpoint(tmp_path)
-    checkpoint.save({"number": 1})
+    checkpoint.save(state(1))
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
         with pytest.raises(OSError):
-            checkpoint.save({"number": 2, "weights": torch.zeros(100_000)})
+            checkpoint.save({**state(2), "more": torch.zeros(100_000)})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
-    assert checkpoint.load() == {"number": 1}
+    assert same(checkpoint.load(), state(1))
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 

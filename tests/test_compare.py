@@ -88,7 +88,7 @@ def test_a_comparison_that_cannot_be_is_refused(tmp_path, changes, message):
 
 
 def test_every_method_starts_from_the_same_weights_and_sees_the_same_batches(tmp_path):
-    data = load_data("digits", train_size=200)
+    data = load_data(Config(train_size=200))
     device = torch.device("cpu")
     seen = {}
     for planned in plan(Comparison(TINY, ("base", "sam", "esam-swp", "slicesam"), (4,)), tmp_path):

@@ -106,7 +106,7 @@ FAULTS = [
     Fault(f"{OURS} --data sizes", "size"),
     Fault(f"{OURS} --data strange", "wolves"),
     Fault(f"{OURS} --data torn", "001.jpg"),
-    Fault("predict own_run kept.csv --model my_parts:net", "--read"),
+    Fault("predict own_run kept.csv --model my_parts:net", "esam.load_run"),
     Fault("predict run words.png", "words.png", spoil=written("words.png", b"no picture")),
     # nothing is overwritten
     Fault("predict own_run kept.csv --out kept.csv --force", "would be overwritten"),
@@ -129,7 +129,6 @@ FAULTS = [
     # packages that are missing
     Fault("compare T --out OUT --methods base", "torch-esam[train]", during=lacking("plotly")),
     Fault("analyze run", "torch-esam[analysis]", during=lacking("scipy")),
-    Fault("train T --out OUT --track wandb", "torch-esam[wandb]", during=lacking("wandb")),
     # while it runs
     Fault("train T --method base --epochs 2 --lr 1e30 --out OUT", "diverged", leaves=True),
     Fault("train T --out OUT", "the disk is full", during=("esam.files.os.fsync", failing(FULL)), leaves=True),

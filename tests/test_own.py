@@ -232,7 +232,7 @@ class Stream(IterableDataset):
         ({"optimizer": torch.optim.RAdam, "lr": 0.1}, "lr is the optimizer's own"),
         ({"train": DataLoader(TensorDataset(*TRAIN)), "batch_size": 4}, "batch_size is the DataLoader's own"),
         ({"methods": ["esma"]}, "Did you mean 'esam'"),
-        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'. Did you mean 'adamw'"),
         ({"optimizer": lambda parameters: 3}, "must return a torch optimizer, got int"),
         ({"build": lambda: 3}, "torch.nn.Module, got int"),
         ({"build": net()}, "a function that builds a model"),

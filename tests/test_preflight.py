@@ -50,15 +50,14 @@ def test_results_never_go_into_the_data(tmp_path, monkeypatch, capsys):
     assert "runs holds runs of esam" in capsys.readouterr().err
 
 
-def test_pictures_that_memory_cannot_hold_are_refused_before_they_are_opened(tmp_path, monkeypatch):
+def test_pictures_that_memory_cannot_hold_are_refused_before_they_are_decoded(tmp_path, monkeypatch):
     photos = class_folders(tmp_path / "photos", {"cats": 6, "dogs": 4})
     config = Config(data=str(photos), model="mlp", method="base", size=100, batch_size=1, threads=1)
     with monkeypatch.context() as patch:
-        patch.setattr("esam.train.pictures.Pictures.open", lambda *_: pytest.fail("opened"))
-        for room, wrong in ((10_000, config), (10**9, dataclasses.replace(config, batch_size=20_000))):
-            patch.setattr("esam.train.datasets.available_memory", lambda room=room: room)
-            with pytest.raises(ValueError, match=r"pictures of 100x100 takes .* lower size"):
-                check([PlannedRun(wrong, tmp_path / "run")], tmp_path)
+        patch.setattr("esam.train.pictures.Decoder.decode_all", lambda *_: pytest.fail("decoded"))
+        patch.setattr("esam.train.datasets.available_memory", lambda: 10_000)
+        with pytest.raises(ValueError, match=r"caching 10 pictures takes .* lower size"):
+            check([PlannedRun(config, tmp_path / "run")], tmp_path)
     monkeypatch.setattr("esam.train.datasets.available_memory", lambda: 100_000)
     with pytest.raises(ValueError, match=r"a batch of 1000 inputs takes .* lower batch_size"):
         check([PlannedRun(dataclasses.replace(config, size=None, batch_size=1000), tmp_path / "run")], tmp_path)

@@ -95,7 +95,7 @@ def test_a_budget_is_spent_once_however_often_the_run_is_interrupted(tmp_path, m
 def test_the_last_line_holds_what_the_trained_model_gives(tmp_path):
     config = dataclasses.replace(TINY, method="esam", label_noise=0.2, settings={"beta": 0.6}, notes=("one", "two"))
     record = run(config, tmp_path)
-    data = load_data("digits", train_size=200, label_noise=0.2)
+    data = load_data(Config(train_size=200, label_noise=0.2))
     model = prepared_model(config, data, torch.device("cpu"))
     model.load_state_dict(weights(tmp_path))
     _, test, ordered = batches_of(config, data, torch.device("cpu"), torch.contiguous_format)
@@ -197,8 +197,8 @@ def test_a_checkpoint_without_its_record_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"augment": "shfit"}, "got 'shfit'. Did you mean 'shift'"),
-        ({"optimizer": "adam"}, "got 'adam'. Did you mean 'adamw'"),
+        ({"augment": "shfit"}, "unknown augment 'shfit'. Did you mean 'shift'"),
+        ({"optimizer": "adam"}, "unknown optimizer 'adam'. Did you mean 'adamw'"),
         ({"device": "gpu"}, "device must be auto, cpu or one that torch finds here, got 'gpu'"),
         ({"train_size": 10**6}, r"train_size must be in 1..1438"),
         ({"label_column": "label"}, "digits has no columns to choose from"),

@@ -12,7 +12,7 @@ from torch import nn
 from esam.optim import METHODS, Base
 from esam.train import Config, Task, run
 from esam.train.batches import Batches
-from esam.train.build import build_optimizer, configured_task, prepared_model
+from esam.train.build import build_optimizer, prepared_model
 from esam.train.datasets import load_data
 from esam.train.loop import fit
 from esam.train.task import make_model
@@ -44,7 +44,7 @@ def test_a_plain_pair_is_a_task_and_a_class_of_ones_own_is_a_method(tmp_path):
 
 
 def test_a_model_factory_with_a_parameter_is_given_the_task_and_the_seed_decides_its_weights():
-    task = configured_task(config())
+    task = load_data(config())
     assert make_model("my_parts:net_of", task).out_features == 3
     first, same, other = (prepared_model(config(seed=seed), task, torch.device("cpu")).weight for seed in (0, 0, 1))
     assert torch.equal(first, same) and not torch.equal(first, other)
@@ -60,7 +60,7 @@ def test_a_model_of_the_registry_takes_pictures_of_a_task(tmp_path):
 @pytest.mark.parametrize("data", ["classes", "dataset"])
 def test_a_part_a_held_out_fifth_and_wrong_labels_are_taken_of_a_task(data):
     noise = 0.25 if data == "classes" else 0.0
-    task = load_data(f"my_parts:{data}", train_size=20, label_noise=noise, validation=True)
+    task = load_data(config(data, train_size=20, label_noise=noise, validation=True))
 
     def listed(samples):
         rows = zip(*samples, strict=True) if isinstance(samples, tuple) else (samples[i] for i in range(len(samples)))
@@ -74,7 +74,7 @@ def test_a_part_a_held_out_fifth_and_wrong_labels_are_taken_of_a_task(data):
     assert sum(true[x] != y for x, y in train) == 20 * noise
     if not noise:
         with pytest.raises(ValueError, match="in a Dataset of your own, change them there"):
-            load_data(f"my_parts:{data}", label_noise=0.25)
+            load_data(config(data, label_noise=0.25))
 
 
 @pytest.mark.parametrize(
@@ -89,21 +89,21 @@ def test_a_part_a_held_out_fifth_and_wrong_labels_are_taken_of_a_task(data):
 )
 def test_a_bad_data_factory_is_named_with_a_remedy(data, words):
     with pytest.raises(ValueError, match=words):
-        load_data(data)
+        load_data(Config(data=data))
 
 
 def test_a_module_that_lacks_a_package_is_told_apart_from_a_missing_module(tmp_path, monkeypatch):
     (tmp_path / "needs_more.py").write_text("import not_installed_here\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ValueError, match="needs not_installed_here"):
-        load_data("needs_more:f")
+        load_data(Config(data="needs_more:f"))
 
 
 def test_what_a_factory_makes_must_be_of_use():
     with pytest.raises(ValueError, match="torch.nn.Module, got tuple"):
-        make_model("my_parts:pair", None)
+        make_model("my_parts:pair")
     with pytest.raises(ValueError, match="one class a sample"):
-        load_data("my_parts:numbers", train_size=10)
+        load_data(config("numbers", train_size=10))
 
 
 @pytest.mark.parametrize(

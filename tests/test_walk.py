@@ -22,9 +22,6 @@ def reviews():
     samples = inputs(KNOWN), torch.tensor([1, 1, 0, 0])
     return Task(samples, samples, classes=("no", "yes"))
 
-def read(path):
-    return inputs(path.read_text().splitlines())
-
 class Bag(nn.Linear):
     def __init__(self):
         super().__init__(4, 2)
@@ -73,5 +70,7 @@ def test_from_text_to_predictions(esam):
     Path("mine.py").write_text(TEXT)
     Path("new.txt").write_text("a great film\npoor book\n")
     esam("train --data mine:reviews --model mine:Bag --method sam --epochs 30 --batch-size 4 --quiet")
-    esam("predict runs/train new.txt --model mine:Bag --read mine:read --out predictions.csv")
-    assert predicted() == ["yes", "no"]
+    program = "import esam, mine; run = esam.load_run('runs/train', build_model=mine.Bag);"
+    program += "print(*[run.classes[n] for n in run(mine.inputs(open('new.txt'))).argmax(1)])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "yes no\n", done.stderr

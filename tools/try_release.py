@@ -83,16 +83,12 @@ arguments = TrainingArguments("out", max_steps=2, per_device_train_batch_size=4,
 assert SharpnessAwareTrainer(model, arguments, train_dataset=data, method="sam").train().global_step == 2
 """
 COMPARE = "esam compare demo --methods base sam --seeds 0 --epochs 1 --train-size 200 --out runs"
-TRACK = COMPARE.replace("compare", "train").replace("--methods base sam --seeds 0", "--track {}")
 SWEEP = (
     "esam sweep --data digits --model mlp --epochs 1 --train-size 200 --search lr=0.05,0.1 --sampler grid --out runs"
 )
 JOBS: dict[str, list[str]] = {
     "": ["python optimizers.py"],
     "train": [COMPARE, "esam report runs", "esam methods"],
-    "train,tensorboard": [TRACK.format("tensorboard")],
-    "train,wandb": [TRACK.format("wandb")],
-    "train,mlflow": [TRACK.format("mlflow")],
     "train,cluster": [f"{COMPARE} --cluster ray"],
     "train,sweep": [SWEEP],
     "analysis": ["python analysis.py"],

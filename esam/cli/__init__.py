@@ -6,8 +6,8 @@ import io
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout, suppress
+from collections.abc import Callable
+from contextlib import nullcontext, redirect_stdout, suppress
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +23,7 @@ commands:
   compare [RECIPE]   train by several methods and seeds, alike in all else;
                      who won, a table and a report
   train [RECIPE]     one run, with checkpoints and a record
-  predict RUN FILES  predict on new pictures or tables with a trained run
+  predict RUN FILES  predict on new pictures with a trained run
   export RUN FILE    a run's weights as safetensors
   report FOLDER      the records below a folder as one HTML page
   doctor [RECIPE]    watch some steps of a run for common problems, with fixes
@@ -56,7 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
             channel.reconfigure(errors="replace")  # a sign that a terminal does not know must not cost a result
     try:
         try:
-            with _plain_warnings():
+            with warnings.catch_warnings():
+                warnings.showwarning = _printer_of_warnings()
                 code = _run(list(sys.argv[1:] if arguments is None else arguments))
         finally:
             if sys.stdout is not None:  # as in a process without a console
@@ -72,19 +73,16 @@ def main(arguments: list[str] | None = None) -> int:
     return code
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Print a warning inside this block as a sentence, once, without the line of code that it comes from."""
-    seen = set()
+def _printer_of_warnings() -> Callable[..., None]:
+    """Return what prints a warning as a sentence, once, without the line of code that it comes from."""
+    seen: set[str] = set()
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         if str(message) not in seen:
             seen.add(str(message))
             print(f"esam: warning: {message}", file=sys.stderr)
 
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield
+    return show
 
 
 def _on_several_ranks() -> bool:

@@ -51,5 +51,4 @@ def bench(arguments: list[str]) -> None:
             row["memory"] = peak_memory(timed, contenders[name])
     print(f"{as_text(steps_sheet(result), shutil.get_terminal_size().columns)}\n\n{LEGEND}")
     if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(options.out, (json.dumps(result, indent=1) + "\n").encode())

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from esam.report.sheets import Form
-from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun
+from esam.runs.plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
 from esam.runs.pool import Processes
 from esam.runs.ray import RayCluster, ray_cluster
 
@@ -54,8 +54,7 @@ class CompareOptions:
 
 def compare(arguments: list[str]) -> None:
     """``esam compare``: several methods and seeds, a table and a report."""
-    hidden = ("method", "seed")  # which --methods and --seeds name
-    options, comparison, typed = parse_run("compare", CompareOptions, arguments, hidden=hidden)
+    options, comparison, typed = parse_run("compare", CompareOptions, arguments)
     asked = {name: getattr(options, name) for name in ("methods", "tune", "tune_over")}
     if "seeds" in typed:
         asked["seeds"] = read_seeds(options.seeds)
@@ -67,7 +66,6 @@ def compare(arguments: list[str]) -> None:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")
     if comparison.config.epochs < 1:
         raise ValueError(f"a comparison takes 1 epoch or more, got {comparison.config.epochs}")
-    from esam.runs.plan import plan
     from esam.runs.preflight import check
     from esam.runs.tuning import first_runs
 
@@ -116,12 +114,12 @@ def _run(comparison: Comparison, options: CompareOptions) -> None:
             failure = error
     records = [record for run in runs if (record := run.record()) is not None]
     if records and first:
-        report, found, console = write_report(options.out), summarise(records), Console()
+        report, by_condition, console = write_report(options.out), summarise(records), Console()
         if options.format == "table":
-            for condition, methods in found.items():
+            for condition, methods in by_condition.items():
                 console.print(f"{answer_text(methods, condition, console.width)}\n", highlight=False, markup=False)
         else:
-            print(results_text(found, options.format))
+            print(results_text(by_condition, options.format))
             console = aside
         print_line(console, f"report: {report}")
     if failure is not None:
@@ -133,17 +131,17 @@ def _run(comparison: Comparison, options: CompareOptions) -> None:
 
 def read_seeds(words: Sequence[str]) -> tuple[int, ...]:
     """Read seeds: one number is how many (3: 0 1 2), several are themselves, 5..7 is a range."""
-    found: list[int] = []
+    seeds: list[int] = []
     for word in words:
         first, dots, last = word.partition("..")
         try:
             low, high = int(first), int(last or first)
         except ValueError as error:
             raise UsageError(f"--seeds takes whole numbers, such as 3, 0 5 7 or 5..7, got {word!r}") from error
-        seeds = range(low) if len(words) == 1 and not dots and low > 0 else range(low, high + 1)
-        if seeds[MOST_SEEDS:]:
+        new = range(low) if len(words) == 1 and not dots and low > 0 else range(low, high + 1)
+        if new[MOST_SEEDS:]:
             raise UsageError(
                 f"--seeds {word} are more than {MOST_SEEDS} seeds; to name a single one write {word}..{word}"
             )
-        found += seeds
-    return tuple(found)
+        seeds += new
+    return tuple(seeds)

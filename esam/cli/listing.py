@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esam.train.config import did_you_mean
+from esam.train.config import check_known
 
 from .parsing import parse, take_word
 
@@ -32,9 +32,8 @@ def methods(arguments: list[str]) -> None:
     parse("methods", MethodsOptions, arguments)
     from esam.optim import METHODS
 
-    if name and name not in METHODS:
-        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} See esam methods")
     if name:
+        check_known("method", name, METHODS)
         _print_method(name)
         return
     _print([(name, f"{row.units() / 3:.3g}", f"{row.named('SGD')}: {row.summary}") for name, row in METHODS.items()])
@@ -46,7 +45,7 @@ def models(arguments: list[str]) -> None:
     parse("models", ListOptions, arguments)
     from esam.train.models import MODELS
 
-    _print([(name, f"{model.parameters:,}", model.summary) for name, model in MODELS.items()])
+    _print([(name, model.summary) for name, model in MODELS.items()])
 
 
 def recipes(arguments: list[str]) -> None:
@@ -72,28 +71,20 @@ def _print_method(name: str) -> None:
 
 def setting_docs(build: type[Any]) -> dict[str, str]:
     """Return what a class's docstring says of each argument; what it leaves to another class ("As for SAM") is not."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for each in reversed(build.__mro__):
         _, _, args = inspect.cleandoc(each.__doc__ or "").partition("\nArgs:\n")
         block = textwrap.dedent(re.split(r"\n\n|\n(?=\S)", args)[0])
         for entry in re.split(r"\n(?=\S)", block):
             names, colon, text = entry.partition(": ")
             if colon and not text.startswith("As for"):
-                found |= {name.strip(): " ".join(text.replace("``", "`").split()) for name in names.split(",")}
-    return found
+                docs |= {name.strip(): " ".join(text.replace("``", "`").split()) for name in names.split(",")}
+    return docs
 
 
 def _print(rows: Sequence[Sequence[str]]) -> None:
-    """Print a list, its last column wrapped."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table.grid(padding=(0, 2), pad_edge=False)
-    for *_, cell in zip(*rows, strict=True):
-        table.add_column(justify="right" if cell[:1].isdigit() else "left")
-    for row in rows:
-        table.add_row(*row)
-    console = Console(width=WIDTH, highlight=False, markup=False, emoji=False)
-    with console.capture() as captured:  # printed by print, as rich ends the process where its reader has gone
-        console.print(table)
-    print("\n".join(map(str.rstrip, captured.get().splitlines())))
+    """Print rows in columns, the last one wrapped."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for *cells, text in rows:
+        start = "".join(f"{cell:{width}}  " for cell, width in zip(cells, widths, strict=False))
+        print(textwrap.fill(text, WIDTH, initial_indent=start, subsequent_indent=" " * len(start)) or start.rstrip())

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from esam.runs.plan import Comparison, configured
-from esam.train.config import Config, did_you_mean, find_method
+from esam.train.config import Config, check_known, did_you_mean, find_method
 
 FIRST = ("data", "model", "method", "methods", "seeds", "epochs", "lr", "batch_size", "out")
 """Options that the help of a command which trains begins with."""
-SPLIT = ("methods", "seeds", "tune_over", "track")
+SPLIT = ("methods", "seeds", "tune_over")
 """Lists whose entries have no comma in them, so that a,b is understood like a b."""
 TYPES = {int: ("N", "a whole number"), float: ("X", "a number"), Path: ("PATH", "a path"), str: ("TEXT", "a word")}
 """What help and errors call a value of a type."""
@@ -38,10 +38,10 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see {self.prog} --help")
 
 
-def parse(command: str, options: type[T], arguments: list[str]) -> T:
+def parse(command: str, cls: type[T], arguments: list[str]) -> T:
     """Return a command's options. Asked for help, this prints it and exits."""
-    (found,), _ = parse_all(command, [options], arguments)
-    return found  # type: ignore[no-any-return]
+    (options,), _ = parse_all(command, [cls], arguments)
+    return options  # type: ignore[no-any-return]
 
 
 def parse_all(
@@ -50,14 +50,13 @@ def parse_all(
     arguments: list[str],
     *,
     defaults: Mapping[str, Any] | None = None,
-    hidden: Collection[str] = (),
     knobs: Mapping[str, type] | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Return an instance of each dataclass, and by their names the options that were typed.
 
-    A field without a default has no name before its value. ``defaults`` go before those of the classes. ``hidden``
-    fields are not options, and ``knobs`` are options that the help does not list. A command whose classes hold a Config
-    trains, and may begin with a recipe.
+    A field without a default has no name before its value. ``defaults`` go before those of the classes, and ``knobs``
+    are options that the help does not list. A command whose classes hold a Config trains, and may begin with a recipe;
+    one with ``methods`` and ``seeds`` has no option for a single one.
     """
     trains, defaults = Config in classes, defaults or {}
     parser = _Parser(
@@ -77,7 +76,7 @@ def parse_all(
         cls, default = fields[name]
         kind, several = _element(typing.get_type_hints(cls)[name])
         about = _field_docs(cls).get(name, "").replace("%", "%%")
-        if name in hidden or typing.get_origin(kind) is Mapping:
+        if f"{name}s" in fields or typing.get_origin(kind) is Mapping:
             continue
         if default is MISSING:
             shown, nargs = f"{name.upper()}{several * '...'}", "+" if several else None
@@ -90,12 +89,12 @@ def parse_all(
     (more if trains else main).add_argument("-h", "--help", action="help", help="Show this text.")
     for name, kind in (knobs or {}).items():
         _add_option(more, name, *_element(kind), None, argparse.SUPPRESS)
-    found, unknown = parser.parse_known_intermixed_args(arguments)
+    namespace, unknown = parser.parse_known_intermixed_args(arguments)
     if unknown:
         stray = next((word for word in unknown if word.startswith("-")), unknown[0]).partition("=")[0]
         hint = did_you_mean(stray, parser._option_string_actions)
         raise UsageError(f"unknown option {stray}.{hint} See esam {command} --help")
-    typed = {n: tuple(itertools.chain(*v)) if isinstance(v, list) else v for n, v in vars(found).items()}
+    typed = {n: tuple(itertools.chain(*v)) if isinstance(v, list) else v for n, v in vars(namespace).items()}
     values = {**defaults, **typed}
     return [
         cls(**{f.name: values[f.name] for f in dataclasses.fields(cls) if f.name in values}) for cls in classes
@@ -147,21 +146,21 @@ def _value(kind: Any, text: str) -> Any:
 
 def _field_docs(cls: type[Any]) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, on one line."""
-    found: dict[str, str] = {}
+    docs: dict[str, str] = {}
     for each in reversed(cls.__mro__[:-1]):
         (body,) = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         for field, after in itertools.pairwise(body.body):  # type: ignore[attr-defined]
             text = after.value.value if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) else None
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, str):
-                found[field.target.id] = " ".join(text.split())
-    return found
+                docs[field.target.id] = " ".join(text.split())
+    return docs
 
 
 # what the commands share that train: a recipe to start with, settings of the methods
 
 
 def parse_run(
-    command: str, options: type[T], arguments: list[str], *, hidden: Collection[str] = (), **changes: Any
+    command: str, options: type[T], arguments: list[str], **changes: Any
 ) -> tuple[T, Comparison, dict[str, Any]]:
     """Return a command's options, the comparison they come to, and what was typed.
 
@@ -169,7 +168,12 @@ def parse_run(
     recipe, if one is named, with ``changes``; what is typed goes before it. Without a recipe, the length suits the
     data.
     """
-    recipe = _take_recipe(arguments)
+    recipe: Comparison | None = None
+    if name := take_word(arguments):
+        from esam.recipes import RECIPES
+
+        check_known("recipe", name, RECIPES)
+        recipe = RECIPES[name]()
     start = recipe or Comparison(Config())
     start = dataclasses.replace(start, config=dataclasses.replace(start.config, **changes))
     knobs: dict[str, type] = {}
@@ -178,13 +182,12 @@ def parse_run(
 
         knobs = {name: kind for row in METHODS.values() for name, kind in row.options().items()}
     defaults = {**(vars(recipe) if recipe else {}), **vars(start.config)}
-    classes = [options, Config]
-    (found, config), typed = parse_all(command, classes, arguments, defaults=defaults, hidden=hidden, knobs=knobs)
+    (of_command, config), typed = parse_all(command, [options, Config], arguments, defaults=defaults, knobs=knobs)
     asked = {name: value for name, value in typed.items() if name in knobs}
     config = dataclasses.replace(config, settings={**start.config.settings, **asked})
     settings = {m: {k: v for k, v in own.items() if k not in typed} for m, own in start.settings.items()}
     config = config if recipe else _suited_length(config, typed)
-    return found, dataclasses.replace(start, config=config, settings=settings), typed
+    return of_command, dataclasses.replace(start, config=config, settings=settings), typed
 
 
 def single_run(comparison: Comparison, typed: Mapping[str, Any]) -> Config:
@@ -206,12 +209,12 @@ def _suited_length(config: Config, typed: Collection[str]) -> Config:
     """Return the configuration with a length and a batch size that suit the data, as far as none was asked for."""
     if config.budget is not None:
         return config
-    from esam.train.build import configured_task
     from esam.train.config import suited
+    from esam.train.datasets import load_data
     from esam.train.samples import sample_count
 
     try:
-        samples = sample_count(configured_task(config).train)
+        samples = sample_count(load_data(config).train)
     except (ValueError, ImportError, OSError, RuntimeError):  # told with all else that is wrong
         return config
     return suited(config, samples, epochs="epochs" not in typed, batch_size="batch_size" not in typed)
@@ -222,19 +225,9 @@ def take_word(arguments: list[str]) -> str:
     return arguments.pop(0) if arguments and not arguments[0].startswith("-") else ""
 
 
-def _take_recipe(arguments: list[str]) -> Comparison | None:
-    if not (name := take_word(arguments)):
-        return None
-    from esam.recipes import RECIPES
-
-    if name not in RECIPES:
-        raise ValueError(f"unknown recipe {name!r}.{did_you_mean(name, RECIPES)} There are: {', '.join(RECIPES)}")
-    return RECIPES[name]()
-
-
 def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Read sam.rho=0.1 as {"sam": {"rho": 0.1}}, each value by the type that the method or the run has for it."""
-    hints, found = typing.get_type_hints(Config), dict[str, dict[str, Any]]()
+    hints, settings = typing.get_type_hints(Config), dict[str, dict[str, Any]]()
     for word in words:
         method, dot, rest = word.partition(".")
         name, equals, value = rest.partition("=")
@@ -242,7 +235,7 @@ def settings_by_method(words: tuple[str, ...]) -> dict[str, dict[str, Any]]:
             raise UsageError(f"--set takes method.setting=value, such as sam.rho=0.1, got {word!r}")
         kind, _ = _element({**hints, **find_method(method).options()}.get(name, str))  # the plan refuses unknown names
         try:
-            found.setdefault(method, {})[name] = _value(kind, value)
+            settings.setdefault(method, {})[name] = _value(kind, value)
         except argparse.ArgumentTypeError as error:
             raise UsageError(f"--set {method}.{name} {error}") from error
-    return found
+    return settings

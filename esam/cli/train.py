@@ -4,15 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
 
 from .parsing import parse_run, single_run
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from esam.train.config import Config
-    from esam.train.record import RunRecord
 
 
 @dataclass(frozen=True)
@@ -23,8 +16,6 @@ class TrainOptions:
     """Folder of the record and the checkpoints."""
     quiet: bool = False
     """Print the result alone."""
-    track: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
-    """Also write the figures of each epoch by these libraries (extras of the same names), into the run's folder."""
 
 
 def train(arguments: list[str]) -> None:
@@ -33,58 +24,27 @@ def train(arguments: list[str]) -> None:
     config = single_run(comparison, typed)
     from rich.console import Console
 
-    from esam.runs.live import print_line
+    from esam.runs.live import RunView, print_line
     from esam.runs.plan import PlannedRun
     from esam.runs.preflight import check
     from esam.train.distributed import Ranks
-    from esam.train.trackers import Tracker
-
-    check([PlannedRun(config, options.out)], options.out, report=False)
-    first = Ranks.current().first  # on several ranks this one alone tells, and writes
-    trackers = [Tracker(name, options.out, config) for name in options.track] if first else []
-    try:
-        record = _trained(config, options, trackers, Console(quiet=options.quiet or not first))
-    finally:
-        for tracker in trackers:
-            tracker.end()
-    assert record.end is not None, "a run that is over has an end"
-    if record.diverged:
-        raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")
-    last, best = (record.end["test_accuracy"][which] for which in ("last", "best"))
-    told = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
-    if last is None and record.end["test_loss"] is not None:  # the targets are no classes
-        told = f"test loss {record.end['test_loss']:.4g}"
-    print_line(Console(), f"{record.name}: {told}, record in {options.out}")
-
-
-def _trained(config: Config, options: TrainOptions, trackers: list[Any], console: Console) -> RunRecord:
-    from esam.runs.live import RunView
-    from esam.train.build import Parts, build_parts
     from esam.train.loaded_run import MEASURES
     from esam.train.runner import run
     from esam.train.task import user_code_line
-    from esam.train.trackers import StepValues
 
-    steps: list[StepValues] = []
-
-    def parts(config: Config) -> Parts:
-        made = build_parts(config)
-        if options.track:  # on every rank, as a norm may need all of them
-            steps.append(StepValues(made.optimizer))
-        return made
-
-    with RunView(config, console) as view:
-
-        def watch(metrics: dict[str, Any]) -> None:
-            view.epoch(metrics)
-            values = {**metrics, **(steps[0].read(metrics) if steps else {})}
-            for tracker in trackers:
-                tracker.epoch(values)
-
-        how: dict[str, Any] = {"measures": MEASURES, "watch": watch, "on_batch": view.batch}
+    check([PlannedRun(config, options.out)], options.out, report=False)
+    with RunView(config, Console(quiet=options.quiet or not Ranks.current().first)) as view:
         try:
-            return run(config, options.out, parts=parts, **how)
+            record = run(config, options.out, measures=MEASURES, watch=view.epoch, on_batch=view.batch)
         except Exception as error:  # of any kind: the model, the data and the loss may be the user's
             if place := user_code_line(error):
                 raise RuntimeError(f"{type(error).__name__}{place}: {error}") from error
             raise
+    assert record.end is not None, "a run that is over has an end"
+    if record.diverged:
+        raise RuntimeError(f"{record.name} diverged: {record.end['error']}; record in {options.out}")
+    last, best = (record.end["test_accuracy"][which] for which in ("last", "best"))
+    outcome = "no epoch trained" if last is None else f"test accuracy {100 * last:.2f} % (best {100 * best:.2f} %)"
+    if last is None and record.end["test_loss"] is not None:  # the targets are no classes
+        outcome = f"test loss {record.end['test_loss']:.4g}"
+    print_line(Console(), f"{record.name}: {outcome}, record in {options.out}")

@@ -18,7 +18,7 @@ from esam.report.page import write_report
 from esam.report.results import answer_text, figures
 from esam.report.summaries import summarise
 from esam.train.batches import SeededLoader
-from esam.train.build import Parts, batches_of, build_parts, check_choices
+from esam.train.build import Parts, assemble, batches_of, check_choices, chosen_device, placed
 from esam.train.config import Config, did_you_mean, suited
 from esam.train.distributed import Ranks
 from esam.train.evaluation import Loss, Metric, per_sample_cross_entropy
@@ -243,16 +243,11 @@ class _Problem:
 
     def parts(self, config: Config) -> Parts:
         """Return the parts of one run."""
-        data, model = self.data[config.validation], self.model(config.seed)
-        return build_parts(
-            config,
-            data.task,
-            facts={**data.facts, "model": _shape_of(model)},
-            model=model,
-            base=lambda placed: self._base(config, placed),
-            metric=self.metric,
-            batches=lambda _, device: data.batches(config, device),
-        )
+        data, device = self.data[config.validation], chosen_device(config.device)
+        model = placed(self.model(config.seed), device)
+        facts, batches = {**data.facts, "model": _shape_of(model)}, data.batches(config, device)
+        base = self._base(config, model)
+        return assemble(config, data.task, facts, model, batches, base=base, metric=self.metric)
 
     def _base(self, config: Config, model: nn.Module) -> Optimizer | None:
         """Return the user's own optimizer, with what a search has changed in all its groups by the same factor."""

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from esam.extras import missing
 from esam.files import unwritable_folder
-from esam.train.build import batches_of, build_optimizer, check_choices, chosen_device, configured_task, prepared_model
+from esam.train.build import batches_of, build_optimizer, check_choices, chosen_device, prepared_model
 from esam.train.config import Config, is_factory
-from esam.train.datasets import check_memory
+from esam.train.datasets import check_memory, load_data
 from esam.train.evaluation import per_sample_cross_entropy
 from esam.train.models import fastest_memory_format
 from esam.train.record import RECORD_NAME
@@ -54,7 +54,7 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
             check_choices(run.config)
             if (key := tuple(getattr(run.config, name) for name in DATA_SETTINGS)) not in loaded:
                 loaded[key] = None  # if this fails, it is not tried again
-                task = configured_task(run.config)
+                task = load_data(run.config)
                 check_data(task, facts := data_facts(task))
                 loaded[key] = task, facts
             if (data := loaded[key]) is None:

@@ -1,12 +1,8 @@
 """How does a batch of images vary from one epoch to the next?
 
-Every augmentation takes raw images ``(N, C, H, W)``, a generator, and which rows of their batch these are: draws are
-made for the whole batch, so that ranks see what one process would. It gives images of the same shape, which are
-normalised afterwards.
-
-Drawing (``draw_*``, on the CPU, so that every device sees the same draws) is apart from applying (``shifted``,
-``flipped``, ``resized_crops``, on the batch's own device), and nothing loops over samples. Batches that are
-``channels_last`` in memory are the fast case.
+Every augmentation takes raw images ``(N, C, H, W)``, a generator, and which rows of their batch these are, and gives
+images of the same shape. Draws are made on the CPU and for the whole batch, so that every device and every rank sees
+what one process would. Batches that are ``channels_last`` in memory are the fast case.
 """
 
 from __future__ import annotations
@@ -33,21 +29,21 @@ def shift(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     The padding is an eighth of the shorter side: the usual 4 at 32, and 1 at 8.
     """
     pad = min(images.shape[2:]) // 8
-    top, left = draw_shifts(rows.whole, pad, generator)
+    top, left = draw_shifts(rows.batch_size, pad, generator)
     return shifted(images, top[rows.index], left[rows.index], pad)
 
 
 def basic(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Mirror every other image at random, then pad with black and crop at random."""
-    flips = draw_flips(rows.whole, generator)
+    flips = draw_flips(rows.batch_size, generator)
     return shift(flipped(images, flips[rows.index]), generator, rows)
 
 
 def inception(images: Tensor, generator: torch.Generator, rows: Rows) -> Tensor:
     """Enlarge a random box of 8 to 100 % of the area, aspect 3/4 to 4/3, to the whole image; mirror at random."""
     height, width = images.shape[2:]
-    boxes = draw_boxes(rows.whole, height, width, generator)
-    flips = draw_flips(rows.whole, generator)
+    boxes = draw_boxes(rows.batch_size, height, width, generator)
+    flips = draw_flips(rows.batch_size, generator)
     return resized_crops(images, boxes[rows.index], flips[rows.index])
 
 
@@ -93,7 +89,8 @@ def draw_boxes(count: int, height: int, width: int, generator: torch.Generator) 
 def shifted(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
     """Crop each image, padded with ``pad`` black pixels all round, at its own (top, left)."""
     count, channels, height, width = images.shape
-    padded = functional.pad(_channels_inside(images), (0, 0, pad, pad, pad, pad)).view(-1)
+    inside = images.permute(0, 2, 3, 1).contiguous()  # a view, without a copy, of images that are channels_last
+    padded = functional.pad(inside, (0, 0, pad, pad, pad, pad)).view(-1)
     # A row of a crop is one run of width * channels values in the padded memory, so the crop is a gather of runs:
     # index_select copies each run at once, some ten times faster than a gather of pixels.
     run = width * channels
@@ -106,12 +103,7 @@ def shifted(images: Tensor, top: Tensor, left: Tensor, pad: int) -> Tensor:
 
 def flipped(images: Tensor, flips: Tensor) -> Tensor:
     """Mirror, left to right, the images marked in ``flips``."""
-    inside = _channels_inside(images)
-    mirrored = inside.index_select(0, flips.nonzero().squeeze(1).to(images.device)).flip(2)
-    # Append the mirrored ones and pick, rather than copy them into place: torch picks whole images four times faster.
-    count = len(flips)
-    source = torch.where(flips, count - 1 + flips.cumsum(0), torch.arange(count)).to(images.device)
-    return torch.cat([inside, mirrored]).index_select(0, source).permute(0, 3, 1, 2)
+    return torch.where(flips.to(images.device)[:, None, None, None], images.flip(3), images)
 
 
 def resized_crops(images: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
@@ -127,11 +119,6 @@ def resized_crops(images: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
     y = box_height / height * _pixel_centres(height, images.device) + (2 * top + box_height) / height - 1
     grid = torch.stack([x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], dim=3)
     return functional.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-def _channels_inside(images: Tensor) -> Tensor:
-    """Give (N, H, W, C) contiguous; a view, without a copy, when the images are channels_last."""
-    return images.permute(0, 2, 3, 1).contiguous()
 
 
 def _pixel_centres(length: int, device: torch.device) -> Tensor:

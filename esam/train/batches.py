@@ -93,8 +93,8 @@ class Batches:
         if isinstance(self._samples, tuple):
             inputs, targets = self._samples
             for rows in wanted:
-                here = rows.to(targets.device)
-                yield on_device(rows_of(inputs, here), self._device), targets[here]
+                index = rows.to(targets.device)
+                yield on_device(rows_of(inputs, index), self._device), targets[index]
             return
         loader = DataLoader(
             self._samples,

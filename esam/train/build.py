@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from esam.optim import SharpnessAware
 
 from .augment import AUGMENTATIONS
 from .batches import Batches
-from .config import Config, did_you_mean, find_method, is_factory
-from .datasets import check_memory, load_data
+from .config import Config, check_known, find_method, is_factory
+from .datasets import load_data
 from .distributed import Ranks, in_parallel, local_rank
 from .evaluation import PRECISIONS, Metric, autocast
 from .loop import SCHEDULES, Epochs
@@ -79,51 +79,41 @@ class Parts:
     metric: Metric | None = None
 
 
-def build_parts(
+def build_parts(config: Config) -> Parts:
+    """Return the parts that a configuration names."""
+    check_choices(config)
+    task, device = load_data(config), chosen_device(config.device)
+    model = prepared_model(config, task, device)
+    batches = batches_of(config, task, device, fastest_memory_format(model))
+    return assemble(config, task, data_facts(task), model, batches)
+
+
+def assemble(
     config: Config,
-    task: Task | None = None,
+    task: Task,
+    facts: Facts,
+    model: nn.Module,
+    batches: tuple[Epochs, Iterable[Batch], Iterable[Batch]],
     *,
-    facts: Facts | None = None,
-    model: nn.Module | None = None,
-    base: Callable[[nn.Module], Optimizer | None] = lambda _: None,
+    base: Optimizer | None = None,
     metric: Metric | None = None,
-    batches: Callable[[Task, torch.device], tuple[Epochs, Iterable[Batch], Iterable[Batch]]] | None = None,
 ) -> Parts:
-    """Return the parts that a configuration names, or with what is given in their place."""
-    if task is None:  # else the optimizer may be the user's own, and its name no choice
-        check_choices(config)
-        task = configured_task(config)
-    device = chosen_device(config.device)
-    facts = data_facts(task) if facts is None else facts
-    model = prepared_model(config, task, device) if model is None else _placed(model, device)
-    layout = fastest_memory_format(model)
-    train, test, ordered = batches_of(config, task, device, layout) if batches is None else batches(task, device)
-    steps = config.epochs * len(train) if config.budget is None else None
+    """Return the parts of a run around a model that is on its device, and the base optimizer if one is given."""
+    train, test, ordered = batches
     if config.compile:
         model.compile()  # in place: its weights keep their names
+    device = next(model.parameters()).device
     model = in_parallel(model, Ranks.current())
-    optimizer = build_optimizer(config, model, base=base(model), total_steps=steps)
+    steps = config.epochs * len(train) if config.budget is None else None
+    optimizer = build_optimizer(config, model, base=base, total_steps=steps)
     return Parts(task, facts, model, optimizer, train, test, ordered, device, metric)
-
-
-def configured_task(config: Config) -> Task:
-    """Return the configured data."""
-    if is_factory(config.data) and config.augment != "none":
-        raise ValueError(
-            f"augment is for pictures, and {config.data} is a function of your own: do it there, and leave it out"
-        )
-    if config.size is not None:  # before anything is decoded; 8 bytes: float32, and as much again in the first layer
-        batch = f"a batch of {config.batch_size} pictures of {config.size}x{config.size}"
-        check_memory(8 * config.batch_size * config.size**2, batch, "size or batch_size")
-    names = ("label_column", "image_column", "train_size", "label_noise", "size", "validation")
-    return load_data(config.data, **{name: getattr(config, name) for name in names})
 
 
 def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Module:
     """Return the configured model with its initial weights, on the device and in its fastest layout."""
     torch.manual_seed(config.seed)
     if is_factory(config.model):
-        return _placed(make_model(config.model, task), device)
+        return placed(make_model(config.model, task), device)
     shape = task.shape
     if shape is None or len(shape) != 3 or shape[1] != shape[2]:
         raise ValueError(
@@ -133,10 +123,11 @@ def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Modul
     classes = task.class_count()
     if classes < 2:
         raise ValueError(f"{config.data} has a single class, and there is nothing to tell apart; give it another")
-    return _placed(build_model(config.model, classes=classes, channels=shape[0], size=shape[1]), device)
+    return placed(build_model(config.model, classes=classes, channels=shape[0], size=shape[1]), device)
 
 
-def _placed(model: nn.Module, device: torch.device) -> nn.Module:
+def placed(model: nn.Module, device: torch.device) -> nn.Module:
+    """Return the model on a device, in its fastest layout."""
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
 
 
@@ -166,8 +157,7 @@ def chosen_device(name: str) -> torch.device:
 def check_choices(config: Config) -> None:
     """Refuse a word that names no optimizer, schedule, precision or augmentation."""
     for name, known in CHOICES.items():
-        if (value := getattr(config, name)) not in known:
-            raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}.{did_you_mean(value, known)}")
+        check_known(name, getattr(config, name), known)
 
 
 def examine(config: Config, steps: int) -> StepMonitor:

@@ -29,7 +29,7 @@ class Checkpoint:
     """The newest complete state of a run in a folder, and the one before it.
 
     A state is written beside the old one and then takes its name, so a kill at any moment leaves a complete file.
-    Files are read with ``weights_only``: nothing in them can run code.
+    Nothing in its files can run code.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -42,27 +42,29 @@ class Checkpoint:
         """Write a state; the last one is kept, unless it was found damaged. On a full disk both stay as they were."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        self.folder.mkdir(parents=True, exist_ok=True)
         remove_unfinished(self.path)
         write_atomically(self.path, buffer.getbuffer(), previous=None if self._damaged else self.previous)
         self._damaged = False
 
     def load(self) -> State | None:
         """Return the newest state that is whole, None if there is none; a damaged file is reported and left there."""
-        there = [path for path in (self.path, self.previous) if path.exists()]
-        for path in there:
+        paths = [path for path in (self.path, self.previous) if path.exists()]
+        for path in paths:
             try:
-                return read_state(path)
+                return _run_state(read_tensors(path), path)
             except ValueError as error:
                 self._damaged |= path == self.path
                 warnings.warn(f"{error}; going back to the checkpoint before it", stacklevel=2)
-        if there:
+        if paths:
             raise ValueError(f"no checkpoint in {self.folder} can be read; delete the folder to start the run again")
         return None
 
 
-def read_state(path: Path) -> State:
-    """Return the state in a checkpoint file; refuse one that fails its own checksums, which torch does not read."""
+def read_tensors(path: Path) -> State:
+    """Return what torch has saved in a file by names; refuse one that fails its checksums, which torch does not read.
+
+    Nothing in the file can run code.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             if damaged := archive.testzip():
@@ -73,19 +75,16 @@ def read_state(path: Path) -> State:
     except Exception as error:  # torch raises many kinds for a truncated or foreign file
         raise ValueError(f"{path} cannot be read ({error})") from error
     if not isinstance(state, dict):
-        raise ValueError(f"{path} cannot be read (it holds a {type(state).__name__}, not the state of a run)")
+        raise ValueError(f"{path} cannot be read (it holds a {type(state).__name__}, and nothing by names)")
     return state
 
 
-def run_state(state: State, where: Path) -> State:
+def _run_state(state: State, path: Path) -> State:
     """Return a state if it is one that a run has saved: weights by name, and how far it had come."""
     progress = state.get("progress")
     epoch = progress.get("epoch") if isinstance(progress, dict) else None
     if not isinstance(state.get("model"), dict) or not isinstance(epoch, int):
-        raise ValueError(
-            f"{where} holds no checkpoint of esam: the weights or the epoch are missing; give the folder of a run, or "
-            "delete it to start the run again"
-        )
+        raise ValueError(f"{path} cannot be read (the weights of a run or its epoch are missing)")
     return state
 
 
@@ -132,8 +131,7 @@ class Resumable:
             if type(self.optimizer).evaluation_weights is not SharpnessAware.evaluation_weights:
                 with self.optimizer.evaluation_weights():  # those to use are others than those that it trains
                     states["evaluated"] = copy.deepcopy(unwrapped(self.model).state_dict())
-            others = {"random_of_ranks": of_ranks} if self.ranks.several else {}
-            checkpoint.save({**states, "progress": asdict(progress), "random": random, **others})
+            checkpoint.save({**states, "progress": asdict(progress), "random": of_ranks})
 
     def load(self, checkpoint: Checkpoint | None) -> Progress:
         """Take everything back and return how far the run had come; a fresh start if nothing was saved.
@@ -150,16 +148,14 @@ class Resumable:
                 f"{checkpoint.folder} was saved by a run without a {absent[0]}; resume with what that run had, or "
                 "choose another folder"
             )
-        run_state(state, checkpoint.folder)
         try:
             progress = Progress(**state["progress"])
             for name, part in parts.items():
                 part.load_state_dict(state[name])
-            of_ranks = state.get("random_of_ranks", [state["random"]])
-            if self.ranks.rank >= len(of_ranks):
+            if self.ranks.rank >= len(state["random"]):
                 self._reseed_rank(progress.epoch)
                 return progress
-            random = of_ranks[self.ranks.rank]
+            random = state["random"][self.ranks.rank]
             torch.set_rng_state(random["cpu"].cpu())
             if self.device.type != "cpu":
                 torch.get_device_module(self.device).set_rng_state(random["device"].cpu(), self.device)

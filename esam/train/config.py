@@ -86,8 +86,7 @@ class Config:
 
     def as_json(self) -> dict[str, Any]:
         """Return the configuration as plain JSON values."""
-        nested = {"settings": dict(self.settings), "notes": list(self.notes), "tuned": dict(self.tuned)}
-        return {**dataclasses.asdict(self), **nested}
+        return {**dataclasses.asdict(self), "notes": list(self.notes)}
 
     def identity(self) -> dict[str, Any]:
         """Return what the run is known by: two configurations with the same identity are the same run.
@@ -95,11 +94,9 @@ class Config:
         Settings of the training that are at their defaults are left out, so that a new one changes no old run; those of
         the method are all in it, by the values that take effect. Remarks, a search and what it runs on do not count.
         """
-        row = find_method(self.method)
-        fresh = Config().as_json()
-        mine = {name: value for name, value in self.as_json().items() if name not in _NOT_COMPARED}
-        changed = {name: value for name, value in mine.items() if value != fresh[name]}
-        return {**changed, "method": self.method, "settings": row.effective(self.settings)}
+        mine, fresh = self.as_json(), Config().as_json()
+        changed = {name: value for name, value in mine.items() if name not in _NOT_COMPARED and value != fresh[name]}
+        return {**changed, "method": self.method, "settings": find_method(self.method).effective(self.settings)}
 
     def id(self) -> str:
         """Return the twelve hexadecimal digits that stand for the identity."""
@@ -107,24 +104,21 @@ class Config:
 
     def differences(self, other: Config) -> dict[str, tuple[Any, Any]]:
         """Return what makes the other another run, each by its name with the value here and there."""
-        mine, theirs = self.as_json(), other.as_json()
-        names = [name for name in mine if name == "method" or name not in _NOT_COMPARED]
-        found = {name: (mine[name], theirs[name]) for name in names if mine[name] != theirs[name]}
-        if "method" in found:  # and the settings of two methods are not compared; a record's method is not imported
-            return found
-        row = find_method(self.method)
-        ours, others = row.effective(self.settings), row.effective(other.settings)
-        for name in dict.fromkeys([*ours, *others]):
-            if ours.get(name) != others.get(name):
-                found[name] = (ours.get(name), others.get(name))
-        return found
+        mine, theirs = (
+            {name: value for name, value in each.as_json().items() if name == "method" or name not in _NOT_COMPARED}
+            for each in (self, other)
+        )
+        if self.method == other.method:  # else settings are not compared, and a record's method is not imported
+            row = find_method(self.method)
+            mine, theirs = mine | row.effective(self.settings), theirs | row.effective(other.settings)
+        pairs = {name: (mine.get(name), theirs.get(name)) for name in mine | theirs}
+        return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
     def check(self) -> Config:
         """Return the configuration if every number in it is in its range; a method checks its own."""
         if faults := self.faults():
-            raise ValueError(
-                faults[0] if len(faults) == 1 else "\n  ".join([f"{len(faults)} settings are wrong:", *faults])
-            )
+            several = [f"{len(faults)} settings are wrong:"] if len(faults) > 1 else []
+            raise ValueError("\n  ".join([*several, *faults]))
         return self
 
     def faults(self) -> list[str]:
@@ -136,12 +130,8 @@ class Config:
                 faults.append(f"{name} must be {words}, got {value}")
         if self.warmup and self.warmup >= self.epochs:
             faults.append(f"warmup must be less than the {self.epochs} epochs of training, got {self.warmup:g}")
-        if self.budget == 0:
-            faults.append("budget must be more than 0 seconds, got 0")
         if self.optimizer == "adamw" and self.momentum != Config.momentum:
             faults.append(f"momentum must be left out with adamw, which has betas of its own, got {self.momentum}")
-        if not 0 <= self.label_noise <= 1:
-            faults.append(f"label_noise is a share and must be in [0, 1], got {self.label_noise}; for 20 % write 0.2")
         return faults
 
     @classmethod
@@ -187,8 +177,9 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "momentum": (0, 1, "in [0, 1)"),
     "weight_decay": (0, math.inf, "a finite number of 0 or more"),
     "warmup": (0, math.inf, "a finite number of epochs, 0 or more"),
-    "budget": (0, math.inf, "a finite number of seconds above 0"),
+    "budget": (1e-9, math.inf, "a finite number of seconds above 0"),
     "train_size": (1, math.inf, "1 or more"),
+    "label_noise": (0, math.nextafter(1, 2), "a share in [0, 1]; for 20 % write 0.2"),
     "size": (1, math.inf, "1 or more pixels"),
     "threads": (1, MOST_THREADS + 1, f"in 1..{MOST_THREADS}, or left out for torch's choice"),
     "workers": (0, math.inf, "0 or more"),
@@ -207,28 +198,20 @@ def find_method(name: str) -> Method:
         from .task import find_factory
 
         find_factory(name)  # in the working folder too; it says what is wrong
-    elif name not in METHODS:
-        raise ValueError(f"unknown method {name!r}.{did_you_mean(name, METHODS)} There are: {', '.join(METHODS)}")
+    else:
+        check_known("method", name, METHODS)
     return method_of(name)
-
-
-FACTORY = re.compile(r"[\w.-]+:[\w.]*")
 
 
 def is_factory(name: str) -> bool:
     """Whether a name is that of something importable: ``package.module:function``."""
-    return FACTORY.fullmatch(name) is not None
-
-
-def effective_settings(config: Config) -> dict[str, Any]:
-    """Return the method's settings as they take effect, without those that are not set."""
-    found = find_method(config.method).effective(config.settings)
-    return {name: value for name, value in found.items() if value is not None}
+    return re.fullmatch(r"[\w.-]+:[\w.]*", name) is not None
 
 
 def describe_method(config: Config) -> str:
     """Return the method's settings in words: "rho 0.05, gamma 0.5"."""
-    plain = {n: f"{v:g}" if isinstance(v, float) else str(v) for n, v in effective_settings(config).items()}
+    known = {n: v for n, v in find_method(config.method).effective(config.settings).items() if v is not None}
+    plain = {name: f"{value:g}" if isinstance(value, float) else value for name, value in known.items()}
     return ", ".join(f"{name} {value}" for name, value in plain.items()) or "no settings"
 
 
@@ -255,6 +238,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         if near := difflib.get_close_matches(form.lower(), full_names, n=1):
             return f" Did you mean {full_names[near[0]]!r}?"
     return ""
+
+
+def check_known(what: str, name: str, known: Iterable[str]) -> None:
+    """Refuse a name that is not among the known ones, with the nearest of them and all."""
+    if name not in known:
+        raise ValueError(f"unknown {what} {name!r}.{did_you_mean(name, known)} There are: {', '.join(known)}")
 
 
 def last_part(name: str) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 from esam.extras import require
 
 from .batches import Normalise
-from .config import did_you_mean, is_factory, last_part
+from .config import Config, did_you_mean, is_factory, last_part
 from .pictures import Decoded, Pictures, cached, decoder_for, files_fingerprint
 from .record import RECORD_NAME
 from .samples import held_out
@@ -34,44 +34,28 @@ LAYOUT = "train/<class>/<picture> with test/ or val/ beside train/, or <class>/<
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 BRIGHTEST_DIGIT = 16  # scikit-learn's own scale is 0..16
 
-Columns = dict[str, str | None]
-"""``image_column`` and ``label_column``, as they were asked for."""
+OF_PICTURES = ("augment", "size", "label_column", "image_column")
+"""What a run on data from a function of the user's own does not set: the function does it."""
 
 
-def load_data(
-    source: str | os.PathLike[str],
-    *,
-    image_column: str | None = None,
-    label_column: str | None = None,
-    size: int | None = None,
-    train_size: int | None = None,
-    label_noise: float = 0.0,
-    validation: bool = False,
-    seed: int = 0,
-) -> Task:
-    """Load a data set by its name, its folder, or a function of the user's own, ``package.module:function``.
-
-    ``source`` is ``digits``, a name on the Hugging Face hub such as ``uoft-cs/cifar10`` (a copy in $ESAM_DATA is
-    preferred), a folder of Parquet files, or a folder of class folders of pictures. ``size`` resizes and crops every
-    image to that square. ``train_size`` takes a class-balanced part of the training samples, and ``label_noise`` makes
-    that share of their labels wrong; both follow ``seed``, and neither touches the test samples. ``validation`` puts a
-    fifth of the training samples, always the same one, in the place of the test samples: for tuning.
+def load_data(config: Config) -> Task:
+    """Load the configured data: ``digits``, pictures from the hub or a folder, or what a user's own function returns.
 
     Pictures are decoded once and kept under $ESAM_CACHE; they are normalised by the mean and deviation of the training
     images. What does not fit into memory is refused: a Dataset of your own is read batch by batch.
     """
-    asked = os.fspath(source)
-    columns = {"image_column": image_column, "label_column": label_column}
-    changes: dict[str, Any] = {"train_size": train_size, "label_noise": label_noise, "validation": validation}
-    if not is_factory(asked):
-        identity, listing = _find_source(asked, columns)
-        train, test, classes = cached((identity, size), lambda: _decoded(listing, size))
-        task = part_of(Task(train, test, classes=classes), **changes, seed=seed)
-        return replace(task, transform=Normalise(*channel_statistics(task.train[0])))
-    _refuse_columns(asked, columns)
-    if size is not None:
-        raise ValueError(f"size is for pictures, and {asked} is a function of your own: resize there")
-    return part_of(as_task(asked, called(asked, find_factory(asked))), **changes, seed=seed)
+    if is_factory(config.data):
+        for name in OF_PICTURES:
+            if getattr(config, name) != getattr(Config, name):
+                raise ValueError(
+                    f"{name} is for pictures, and {config.data} is a function of your own: do it there, and leave it "
+                    "out"
+                )
+        return part_of(as_task(config.data, called(config.data, find_factory(config.data))), config)
+    identity, list_pictures = _find_source(config)
+    train, test, classes = cached((identity, config.size), lambda: _decoded(list_pictures, config.size))
+    task = part_of(Task(train, test, classes=classes), config)
+    return replace(task, transform=Normalise(*channel_statistics(task.train[0])))
 
 
 class Listing(NamedTuple):
@@ -86,46 +70,43 @@ Source = tuple[str, Callable[[], Listing]]
 """A text that changes whenever the data do, and what lists them."""
 
 
-def _find_source(asked: str, columns: Columns) -> Source:
+def _find_source(config: Config) -> Source:
     """Look for data: ``digits``; a folder of that path; one in $ESAM_DATA named like the last part; on the hub."""
-    if asked == "digits":
-        _refuse_columns(asked, columns)
+    path = Path(config.data).expanduser()
+    folder = path if path.is_dir() else _local_copy(config.data)
+    if config.data != "digits":
+        if folder is None and not HUB_NAME.fullmatch(config.data):
+            raise _unknown_data(config.data, "there is no such folder, and a name on the hub reads owner/name")
+        if folder is None or any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
+            return _table(folder or config.data, config)
+    for name in ("image_column", "label_column"):
+        if (column := getattr(config, name)) is not None:
+            raise ValueError(f"{config.data} has no columns to choose from, got {name}={column!r}; leave it out")
+    if config.data == "digits":
         return "scikit-learn digits", _digits  # which ship with it and do not change
-    path = Path(asked).expanduser()
-    folder = path if path.is_dir() else _local_copy(asked)
-    if folder is None and not HUB_NAME.fullmatch(asked):
-        raise _unknown_data(asked, "there is no such folder, and a name on the hub reads owner/name")
-    if folder is None or any(folder.glob("*.parquet")) or any(folder.glob("*/*.parquet")):
-        return _table(folder or asked, **columns)
-    _refuse_columns(asked, columns)
-    found = _class_folders(folder)
+    assert folder is not None, "a name without a folder is one on the hub"
+    listing = _class_folders(folder)
     prints = [
         files_fingerprint(os.path.commonpath(pictures.items), pictures.items)
-        for pictures, _ in filter(None, (found.train, found.test))
+        for pictures, _ in filter(None, (listing.train, listing.test))
     ]
-    return f"{prints} {found.classes}", lambda: found
+    return f"{prints} {listing.classes}", lambda: listing
 
 
-def _refuse_columns(asked: str, columns: Columns) -> None:
-    for argument, column in columns.items():
-        if column is not None:
-            raise ValueError(f"{asked} has no columns to choose from, got {argument}={column!r}; leave it out")
-
-
-def _decoded(listing: Callable[[], Listing], size: int | None) -> Decoded:
+def _decoded(list_pictures: Callable[[], Listing], size: int | None) -> Decoded:
     """Return training and test pictures with their labels, and the classes."""
-    found = listing()
-    decoder = decoder_for(found.train[0], size)
-    if found.test is None:  # a fixed, stratified draw
-        train, test = ((*found.train, rows) for rows in held_out(found.train[1]))
+    listing = list_pictures()
+    decoder = decoder_for(listing.train[0], size)
+    if listing.test is None:  # a fixed, stratified draw
+        train, test = ((*listing.train, rows) for rows in held_out(listing.train[1]))
     else:
-        train, test = ((*part, torch.arange(len(part[1]))) for part in (found.train, found.test))
+        train, test = ((*part, torch.arange(len(part[1]))) for part in (listing.train, listing.test))
     count = len(train[2]) + len(test[2])
     remedy = "size, or give a Dataset of your own (package.module:function), which is read batch by batch"
     needed = 2 * count * decoder.channels * decoder.height * decoder.width
     check_memory(needed, f"decoding and caching {count} pictures", remedy)
     first, second = ((decoder.decode_all(p, rows), labels[rows].long()) for p, labels, rows in (train, test))
-    return first, second, found.classes
+    return first, second, listing.classes
 
 
 def check_memory(needed: int, what: str, remedy: str) -> None:
@@ -149,17 +130,13 @@ def channel_statistics(images: Tensor) -> tuple[tuple[float, ...], tuple[float, 
     one is counted. A channel that never varies gets a deviation of 1, to be divided by harmlessly.
     """
     images = images[:: max(1, images.nbytes // 2**30)]
-    values = torch.arange(256, dtype=torch.float64) / 255
-    nothing = torch.zeros(256, dtype=torch.int64)
-    means, deviations = [], []
-    for channel in images.unbind(1):
-        counts = sum((part.reshape(-1).bincount(minlength=256) for part in torch.split(channel, COUNTED)), nothing)
-        share = counts.double() / counts.double().sum()
-        mean = (share * values).sum()
-        deviation = (share * (values - mean) ** 2).sum().sqrt()
-        means.append(mean.item())
-        deviations.append(deviation.item() or 1.0)
-    return tuple(means), tuple(deviations)
+    counts = torch.zeros(images.shape[1], 256, dtype=torch.float64)
+    for part in torch.split(images, COUNTED):
+        counts += torch.stack([channel.reshape(-1).bincount(minlength=256) for channel in part.unbind(1)])
+    share, values = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = (share * values).sum(1)
+    deviation = (share * (values - mean[:, None]) ** 2).sum(1).sqrt()
+    return tuple(mean.tolist()), tuple(value or 1.0 for value in deviation.tolist())
 
 
 def _unknown_data(asked: str, reason: str) -> ValueError:
@@ -238,20 +215,20 @@ def _labelled(files: dict[str, list[str]], classes: tuple[str, ...]) -> tuple[Pi
     return Pictures(tuple(file for name in files for file in files[name])), torch.tensor(labels)
 
 
-def _table(location: str | Path, image_column: str | None, label_column: str | None) -> Source:
+def _table(location: str | Path, config: Config) -> Source:
     """Find a data set that the ``datasets`` package reads: by name on the hub, or in a folder of Parquet files.
 
     Known by the local files, or by the revision that the hub gives.
     """
-    columns = f"{image_column}/{label_column}"
+    columns = f"{config.image_column}/{config.label_column}"
     if isinstance(location, Path):
         files = sorted(file for file in location.rglob("*") if file.is_file())
         identity = f"{location.resolve()} {files_fingerprint(location, files)}/{columns}"
-        return identity, lambda: table_listing(location, _splits(location), image_column, label_column)
+        return identity, lambda: table_listing(location, _splits(location), config)
     splits = _splits(location)
     prints = "/".join(f"{name} {table._fingerprint}" for name, table in sorted(splits.items()))
     identity = f"{location} {hashlib.sha256(prints.encode()).hexdigest()}/{columns}"
-    return identity, lambda: table_listing(location, splits, image_column, label_column)
+    return identity, lambda: table_listing(location, splits, config)
 
 
 def _splits(location: str | Path) -> dict[str, Any]:
@@ -266,9 +243,7 @@ def _splits(location: str | Path) -> dict[str, Any]:
         raise _unknown_data(location, str(error)) from error
 
 
-def table_listing(
-    location: str | Path, splits: dict[str, Any], image_column: str | None, label_column: str | None
-) -> Listing:
+def table_listing(location: str | Path, splits: dict[str, Any], config: Config) -> Listing:
     """List the pictures of the training and test splits.
 
     Columns are found by their feature type; among several ``ClassLabel`` columns the one with most classes is taken.
@@ -276,8 +251,8 @@ def table_listing(
     if "train" not in splits:
         raise ValueError(f"{location} has no split 'train', only {', '.join(splits)}")
     features = splits["train"].features
-    image = _column(features, "Image", "image_column", image_column)
-    label = _column(features, "ClassLabel", "label_column", label_column)
+    image = _column(features, "Image", "image_column", config.image_column)
+    label = _column(features, "ClassLabel", "label_column", config.label_column)
     listed: dict[str, tuple[Pictures, Tensor]] = {}
     for name in ("train", *TEST_NAMES):
         if name in splits:

@@ -22,8 +22,8 @@ class Rows:
     """A rank's rows of a batch."""
 
     index: slice
-    whole: int
-    """How many rows the batch has, on all ranks together."""
+    batch_size: int
+    """Of the batch, on all ranks together."""
     weight: float
     """The factor on these rows' mean loss that makes the mean over the ranks that of the batch; 0 where the rows are
     another rank's, borrowed."""
@@ -57,20 +57,20 @@ class Ranks:
             return cls(dist.get_rank(), dist.get_world_size())
         return cls()
 
-    def rows(self, whole: int) -> Rows:
+    def rows(self, batch_size: int) -> Rows:
         """Return this rank's rows of a batch, which is cut into as many runs of neighbours as there are ranks.
 
         Where there are fewer rows than ranks, perhaps one that does not count: a rank without samples would hold up the
         others, which wait for its gradient.
 
-        >>> [Ranks(rank, 3).rows(2) for rank in range(2)]
-        [Rows(index=slice(0, 1, None), whole=2, weight=0.0), Rows(index=slice(0, 1, None), whole=2, weight=1.5)]
+        >>> [Ranks(rank, 3).rows(2).weight for rank in range(3)]
+        [0.0, 1.5, 1.5]
         """
-        start, stop = (place * whole // self.count for place in (self.rank, self.rank + 1))
+        start, stop = (place * batch_size // self.count for place in (self.rank, self.rank + 1))
         if start < stop:
-            return Rows(slice(start, stop), whole, (stop - start) * self.count / whole)
-        borrowed = min(start, whole - 1)
-        return Rows(slice(borrowed, borrowed + 1), whole, 0.0)
+            return Rows(slice(start, stop), batch_size, (stop - start) * self.count / batch_size)
+        borrowed = min(start, batch_size - 1)
+        return Rows(slice(borrowed, borrowed + 1), batch_size, 0.0)
 
     def sum(self, values: list[float]) -> list[float]:
         """Return the sum of each number over the ranks: the same bits on all of them."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -26,10 +25,9 @@ MOST_CLASSES = 1_000
 PRECISIONS = {"float32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """Compute in that precision inside the block; float32 leaves everything as it is."""
-    dtype = PRECISIONS[precision]
-    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Compute in that precision inside the block."""
+    return torch.autocast(device.type, dtype=PRECISIONS[precision], enabled=precision != "float32")
 
 
 @torch.no_grad()
@@ -80,16 +78,16 @@ def evaluate(
     total, measured, correct, count, labels, classed = ranks.sum([total, measured, correct, count, labels, classed])
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
-    found: dict[str, Any] = {"test_loss": total / count}
+    figures: dict[str, Any] = {"test_loss": total / count}
     if labels:
-        found["test_accuracy"] = correct / labels
+        figures["test_accuracy"] = correct / labels
     if metric is not None:
-        found["test_metric"] = measured / count
+        figures["test_metric"] = measured / count
     if by_class:
         known = [counts for each in ranks.all_of(of_classes) for counts in each]
         pairs = torch.stack(known).sum(0).T.tolist() if classed == count else []
-        found["class_accuracy"] = [right / all_of_it if all_of_it else None for right, all_of_it in pairs] or None
-    return found
+        figures["class_accuracy"] = [right / all_of_it if all_of_it else None for right, all_of_it in pairs] or None
+    return figures
 
 
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:

@@ -12,42 +12,37 @@ import torch
 from torch import Tensor, nn
 
 from esam.analysis import (
-    Landscape,
     ModelObjective,
     adaptive_sharpness,
     ascent_sharpness,
-    even_axis,
-    gradient_cosines,
     hessian_trace,
-    landscape,
-    linearity,
     m_sharpness,
-    random_plane,
     rounded_accuracy,
-    select,
     sharpness,
     top_eigenvalues,
 )
-from esam.analysis.landscape import OnProgress
 from esam.analysis.objective import Batch, evaluating
 from esam.extras import require
 from esam.files import write_atomically
 
 from .batches import Batches, Normalise
-from .build import chosen_device, configured_task
-from .checkpoint import Checkpoint, run_state
+from .build import chosen_device, placed
+from .checkpoint import Checkpoint
 from .config import Config, is_factory
+from .datasets import load_data
 from .evaluation import are_classes
 from .models import MODELS, build_model, fastest_memory_format
 from .pictures import Decoder, Pictures
 from .record import RECORD_NAME, RunRecord, read_record
-from .samples import Inputs, on_device, outputs_of, sample_count, taken_rows
+from .samples import Inputs, Samples, on_device, outputs_of, sample_count, taken_rows
 from .task import Task
 
 RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
 ADAPTIVE_RHO = 0.5
 """ASAM's own radius, which means about what SAM's 0.05 does."""
+ASCENT_STEPS, M, VECTORS = 10, 128, 10
+"""Of projected ascent; samples that share a perturbation; random vectors behind the Hessian's trace."""
 IMAGES = 1_000
 """How many training images the loss is taken over: the same ones for every run."""
 BATCH_SIZE = 250
@@ -62,20 +57,26 @@ class LoadedRun:
     model: nn.Module
     epoch: int
     """That the weights are of."""
-    about: dict[str, Any]
-    """What goes with the weights to another program: the run, classes, input shape and normalisation."""
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What goes with the weights to another program: the run, classes, input shape and normalisation."""
+        return describe_weights(self.record, self.epoch)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
         """The classes' names in the order of the outputs; None where the targets were no classes, or had no names."""
-        classes = self.about["classes"]
+        classes = (self.record.data or {}).get("classes")
         return None if classes is None else tuple(classes)
 
     def read(self, files: Sequence[str | Path]) -> Tensor:
         """Return pictures as the model takes them: decoded, resized and normalised as they were for training."""
         about = self.about
         if about["mean"] is None:
-            raise ValueError(f"this run was trained on {about['data']}, no pictures; give what reads them (--read)")
+            raise ValueError(
+                f"this run was trained on {about['data']}, no pictures; take it by esam.load_run(...) and call it with "
+                "inputs as its model takes them"
+            )
         channels, height, width = about["shape"]
         decoder = Decoder(channels, height, width, fit=about["resized"])
         pictures = decoder.decode_all(Pictures(tuple(map(str, files))), torch.arange(len(files)))
@@ -89,11 +90,10 @@ class LoadedRun:
         outputs: Tensor = outputs_of(self.model, on_device(inputs, device))
         return outputs.cpu()
 
-    def objective(self, *, images: int = IMAGES, batch_size: int = BATCH_SIZE) -> ModelObjective:
-        """Return the ``training_objective`` of this many images, in batches of this size; the data are read again."""
-        for name, value in (("images", images), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be 1 or more, got {value!r}")
+    def objective(self, *, images: int = IMAGES) -> ModelObjective:
+        """Return the ``training_objective`` of this many images; the data are read again."""
+        if images < 1:
+            raise ValueError(f"images must be 1 or more, got {images!r}")
         config = Config.from_json(self.record.config)
         if is_factory(config.data):
             raise ValueError(
@@ -101,8 +101,7 @@ class LoadedRun:
                 "record's word is no reason to run it; take the model by esam.load_run(...) and look at it by "
                 "esam.analysis"
             )
-        device = next(self.model.parameters()).device
-        return training_objective(self.model, configured_task(config), device, images=images, batch_size=batch_size)
+        return training_objective(self.model, load_data(config), next(self.model.parameters()).device, images=images)
 
 
 def describe_weights(record: RunRecord, epoch: int) -> dict[str, Any]:
@@ -133,8 +132,7 @@ def load_run(path: str | Path, *, build_model: Callable[[], nn.Module] | None = 
             f"the weights of {path} are not those of this model; give the function that the run was trained with "
             f"({' '.join(str(error).split())})"
         ) from error
-    model = model.to(device=chosen_device(device), memory_format=fastest_memory_format(model))  # type: ignore[call-overload]
-    return LoadedRun(record, model.eval(), epoch, describe_weights(record, epoch))
+    return LoadedRun(record, placed(model, chosen_device(device)).eval(), epoch)
 
 
 def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
@@ -145,7 +143,6 @@ def run_weights(path: str | Path) -> tuple[RunRecord, dict[str, Tensor], int]:
     state = Checkpoint(folder).load()
     if state is None:
         raise ValueError(f"{folder} holds no weights: no epoch was trained, or its checkpoint is gone; train it again")
-    run_state(state, folder)
     weights = state["evaluated" if "evaluated" in state else "model"]
     return read_record(folder / RECORD_NAME), weights, state["progress"]["epoch"]
 
@@ -156,9 +153,8 @@ def export_weights(path: str | Path, out: Path) -> None:
     from safetensors.torch import save
 
     record, tensors, epoch = run_weights(path)
-    apart = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # it refuses weights that are tied
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, save(apart, metadata={"esam": json.dumps(describe_weights(record, epoch))}))
+    copies = {name: tensor.clone().contiguous() for name, tensor in tensors.items()}  # it refuses weights that are tied
+    write_atomically(out, save(copies, metadata={"esam": json.dumps(describe_weights(record, epoch))}))
 
 
 def _named_model(record: RunRecord) -> nn.Module:
@@ -185,25 +181,23 @@ class _WithInputs(nn.Module):
         return outputs_of(self.model, inputs)
 
 
-def training_objective(
-    model: nn.Module, task: Task, device: torch.device, *, images: int = IMAGES, batch_size: int = BATCH_SIZE
-) -> ModelObjective:
+def training_objective(model: nn.Module, task: Task, device: torch.device, *, images: int = IMAGES) -> ModelObjective:
     """Return the mean loss over this many evenly spaced training samples, or over all where there are fewer.
 
     In eval mode, without augmentation, with the labels that were trained on.
     """
-    called, batches = _evenly_spaced(model, task, task.train, device, images, batch_size)
+    called, batches = _evenly_spaced(model, task, task.train, device, images)
     return ModelObjective(called, batches, task.loss)
 
 
 def _evenly_spaced(
-    model: nn.Module, task: Task, samples: Any, device: torch.device, most: int, batch_size: int
+    model: nn.Module, task: Task, samples: Samples, device: torch.device, most: int = IMAGES
 ) -> tuple[nn.Module, list[Batch]]:
     """Return batches of evenly spaced samples, and the model as it takes them."""
     count = sample_count(samples)
     some = taken_rows(samples, torch.linspace(0, count - 1, min(most, count)).round().long())
     layout = fastest_memory_format(model)
-    batches = Batches(some, batch_size, transform=task.transform, device=device, memory_format=layout)
+    batches = Batches(some, BATCH_SIZE, transform=task.transform, device=device, memory_format=layout)
     called = model if task.transform is not None else _WithInputs(model)  # pictures are one tensor
     return called, list(batches)
 
@@ -216,7 +210,7 @@ def training_sharpness(model: nn.Module, task: Task, device: torch.device) -> fl
 
 def accuracy_of_rounded_weights(model: nn.Module, task: Task, device: torch.device) -> dict[str, float] | None:
     """Return the accuracy on evenly spaced test samples with weights of 32, 8 and 4 bits; None without classes."""
-    called, batches = _evenly_spaced(model, task, task.test, device, IMAGES, BATCH_SIZE)
+    called, batches = _evenly_spaced(model, task, task.test, device)
     with torch.no_grad(), evaluating(model):
         outputs = called(batches[0][0])
     return rounded_accuracy(called, batches) if are_classes(outputs, batches[0][1]) else None
@@ -226,52 +220,18 @@ MEASURES = {"sharpness": training_sharpness, "rounded_accuracy": accuracy_of_rou
 """What is measured of every trained model, by the names in its record."""
 
 
-def figures(
-    objective: ModelObjective,
-    *,
-    rho: float = RHO,
-    steps: int = 10,
-    m: int = 128,
-    gamma: float = 0.5,
-    eigenvalues: int = 1,
-    vectors: int = 10,
-) -> dict[str, Any]:
-    """Return sharpness, linearity, and what SDS selects when all images are one batch.
-
-    Unless it is 0, ``eigenvalues`` adds the Hessian's top eigenvalues and its trace.
-    """
+def figures(objective: ModelObjective, *, rho: float = RHO, eigenvalues: int = 1) -> dict[str, Any]:
+    """Return the loss and its sharpness; unless it is 0, ``eigenvalues`` adds so many of the Hessian, and its trace."""
     theta = objective.parameters
-    ascent = ascent_sharpness(objective, theta, rho=rho, steps=steps)
-    found: dict[str, Any] = {
+    ascent = ascent_sharpness(objective, theta, rho=rho, steps=ASCENT_STEPS)
+    result: dict[str, Any] = {
         "loss": float(objective(theta)),
         "sharpness": {"value": sharpness(objective, theta, rho=rho), "rho": rho},
-        "ascent_sharpness": {"value": ascent, "rho": rho, "steps": steps},
-        "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=m), "rho": rho, "m": m},
+        "ascent_sharpness": {"value": ascent, "rho": rho, "steps": ASCENT_STEPS},
+        "m_sharpness": {"value": m_sharpness(objective, theta, rho=rho, m=M), "rho": rho, "m": M},
         "adaptive_sharpness": {"value": adaptive_sharpness(objective, theta, rho=ADAPTIVE_RHO), "rho": ADAPTIVE_RHO},
     }
-    if objective.count > 1:
-        selection = select(objective, theta, gamma=gamma, rho=rho)
-        found["linearity"] = {"value": linearity(objective, theta, selection.eps), "rho": rho}
-        cosines = gradient_cosines(objective, theta, selection)
-        found["selection"] = {"gamma": gamma, "rho": rho, "sets": selection.sets(), "cosines": cosines}
     if eigenvalues:
-        found["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
-        found["trace"] = {**hessian_trace(objective, theta, vectors=vectors)._asdict(), "vectors": vectors}
-    return found
-
-
-def random_landscape(
-    objective: ModelObjective,
-    *,
-    points: int,
-    reach: float = 1.0,
-    groups: int = 1,
-    path: str | Path | None = None,
-    progress: OnProgress | None = None,
-) -> Landscape:
-    """Return the loss on a plane of points x points, for each of so many pairs of filter-normalised directions."""
-    if groups < 1:
-        raise ValueError(f"groups must be 1 or more, got {groups!r}")
-    theta = objective.parameters
-    directions = [(objective, random_plane(theta, seed=seed)) for seed in range(groups)]
-    return landscape(directions, theta, [even_axis(reach, points)] * 2, path=path, progress=progress)
+        result["eigenvalues"] = top_eigenvalues(objective, theta, k=eigenvalues)
+        result["trace"] = {**hessian_trace(objective, theta, vectors=VECTORS)._asdict(), "vectors": VECTORS}
+    return result

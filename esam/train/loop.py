@@ -98,7 +98,7 @@ def fit(
         checkpoint: Where to save after each epoch. If it holds a state, training continues from there, bit for bit,
             torch's random numbers included.
         on_epoch: Called with each epoch's metrics, before the checkpoint is written.
-        metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is told.
+        metric: ``(outputs, targets)`` -> one number per sample, whose mean over the test data is recorded.
         ranks: Those that train together; ``model`` is then in DistributedDataParallel, and ``train`` gives the same
             batches on every rank, which takes its part of each. Rank 0 writes.
         on_batch: Called before each batch with the epoch, the batch's number and how many an epoch has.
@@ -191,7 +191,7 @@ def _train_epoch(
         losses.append(optimizer.step(loss_of, x, y, scaler=scaler))
         if scaler is not None:
             scaler.update()
-        sizes.append(rows.whole)
+        sizes.append(rows.batch_size)
     else:
         if not sizes:
             raise ValueError(

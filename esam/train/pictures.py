@@ -6,7 +6,6 @@ import hashlib
 import io
 import os
 import warnings
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,6 +21,8 @@ from PIL import Image, ImageOps
 from torch import Tensor
 
 from esam.files import write_atomically
+
+from .checkpoint import read_tensors
 
 GREY_MODES = ("1", "L", "LA")
 DEEP_MODES = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits: scaling them is the owner's choice
@@ -113,9 +114,8 @@ def decoder_for(pictures: Pictures, size: int | None) -> Decoder:
 
     Pictures are grey when all those looked at are; else all are decoded as RGB.
     """
-    step = max(1, len(pictures) // LOOKED_AT)
     channels = 1
-    for row in range(0, len(pictures), step):
+    for row in range(0, len(pictures), max(1, len(pictures) // LOOKED_AT)):
         with pictures.open(row) as image:
             channels = channels if image.mode in GREY_MODES else 3
     if size is not None:
@@ -138,7 +138,7 @@ def _prepared(image: Image.Image, channels: int, fit_to: tuple[int, int] | None)
     return ImageOps.fit(upright, fit_to, method=Image.Resampling.BILINEAR)
 
 
-FORMAT = 3  # part of every key: raise it when the stored bytes change their meaning
+FORMAT = 4  # part of every key: raise it when the stored bytes change their meaning
 
 Decoded = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor], tuple[str, ...]]
 """Training and test data, uint8 images (N, C, H, W), channels_last, with labels; and the classes."""
@@ -150,23 +150,17 @@ def cached(key: object, decode: Callable[[], Decoded]) -> Decoded:
     The file appears whole or not at all. A damaged one is made anew, and a disk that refuses is only a warning.
     """
     root = Path(os.environ.get("ESAM_CACHE") or "~/.cache/esam").expanduser()
-    path = root / "data" / f"{hashlib.sha256(repr((FORMAT, key)).encode()).hexdigest()[:32]}.npz"
-    names = [f"{part}_{what}" for part in ("train", "test") for what in ("images", "labels")]
+    path = root / "data" / f"{hashlib.sha256(repr((FORMAT, key)).encode()).hexdigest()[:32]}.pt"
     try:
         if path.exists():
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                x, y, test_x, test_y = (torch.from_numpy(arrays[name]) for name in names)
-                classes = tuple(arrays["classes"].tolist())
-            return (x.permute(0, 3, 1, 2), y), (test_x.permute(0, 3, 1, 2), test_y), classes
-    except (ValueError, KeyError, OSError, EOFError, zipfile.BadZipFile) as error:
+            kept = read_tensors(path)
+            return kept["train"], kept["test"], kept["classes"]
+    except (ValueError, KeyError) as error:
         warnings.warn(f"the cache {path} is damaged ({error}) and is made anew", stacklevel=2)
-    decoded = (x, y), (test_x, test_y), classes = decode()
-    kept = (x.permute(0, 2, 3, 1).contiguous(), y, test_x.permute(0, 2, 3, 1).contiguous(), test_y)
+    decoded = decode()
     buffer = io.BytesIO()
-    arrays = {name: tensor.numpy() for name, tensor in zip(names, kept, strict=True)}
-    np.savez(buffer, classes=np.array(classes, dtype=np.str_), **arrays)
+    torch.save(dict(zip(("train", "test", "classes"), decoded, strict=True)), buffer)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, buffer.getbuffer())
     except OSError as error:
         warnings.warn(

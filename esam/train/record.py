@@ -95,7 +95,6 @@ class RecordWriter:
 
     def __init__(self, path: Path, lines: Iterable[Mapping[str, Any]]) -> None:  # use create or resume
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, b"".join(map(encode, lines)))
 
     @classmethod

@@ -15,7 +15,7 @@ from torch import nn
 from esam.files import folder_lock
 
 from .build import Parts, build_parts
-from .checkpoint import Checkpoint, Progress, run_state
+from .checkpoint import Checkpoint, Progress
 from .config import Config, find_method
 from .distributed import Ranks, unwrapped
 from .evaluation import evaluate
@@ -24,7 +24,6 @@ from .record import RECORD_NAME, RecordWriter, RunRecord, environment, read_reco
 from .task import Facts, changed_data
 
 Measure = Callable[[nn.Module, Any, torch.device], Any]
-Observe = Callable[[int, nn.Module, Any], None]
 
 
 def run(
@@ -33,7 +32,6 @@ def run(
     *,
     measures: Mapping[str, Measure] | None = None,
     watch: Callable[[dict[str, Any]], None] | None = None,
-    observe: Observe | None = None,
     parts: Callable[[Config], Parts] = build_parts,
     on_batch: OnBatch | None = None,
 ) -> RunRecord:
@@ -42,23 +40,17 @@ def run(
     A run whose loss ceases to be finite ends as ``diverged``. ``esam.load_run`` gives the trained model.
 
     ``measures`` are taken of the trained model at the end, and stand in the record's last line under their names;
-    ``watch`` is called with the figures of each epoch, and ``observe`` with the epoch, the model as it is then and the
-    data; it must leave the model and the random stream as they are. ``parts`` makes what is trained, and ``on_batch``
-    is called before each batch with its epoch, its number and how many there are.
+    ``watch`` is called with the figures of each epoch. ``parts`` makes what is trained, and ``on_batch`` is called
+    before each batch with its epoch, its number and how many there are.
     """
     folder, config, ranks = Path(folder), config.check(), Ranks.current()
     path = folder / RECORD_NAME
     if config.threads:
         torch.set_num_threads(config.threads)
     made = parts(config)
-
-    def ended() -> RunRecord | None:
-        return ranks.from_first(ended_record(path, config, made.facts) if ranks.first else None)
-
-    if (record := ended()) is not None:
-        return record
     with folder_lock(folder) if ranks.first else nullcontext():  # the other ranks write through rank 0
-        if (record := ended()) is not None:  # by another process, meanwhile
+        record = ranks.from_first(ended_record(path, config, made.facts) if ranks.first else None)
+        if record is not None:
             return record
         checkpoint, model = Checkpoint(folder), unwrapped(made.model)
         writer = open_record(path, checkpoint, first_line(config, made)) if ranks.first else None
@@ -68,8 +60,6 @@ def run(
                 writer.epoch(**metrics)
                 if watch is not None:
                     watch(metrics)
-                if observe is not None:
-                    observe(metrics["epoch"], model, made.task)
 
         progress = fit(
             made.model,
@@ -121,7 +111,7 @@ def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
         return None
     if differing := Config.from_json(record.config).differences(config):
         differences = ", ".join(
-            f"{name} is {there!r} there and {here!r} here" for name, (there, here) in differing.items()
+            f"{name} is {theirs!r} there and {ours!r} here" for name, (theirs, ours) in differing.items()
         )
         raise ValueError(f"{path.parent} holds another run: {differences}; choose another folder")
     if (how := changed_data(record.data, facts)) is not None:
@@ -140,7 +130,7 @@ def open_record(path: Path, checkpoint: Checkpoint, first: Mapping[str, Any]) ->
         return RecordWriter.create(path, first)
     if not path.exists():
         raise ValueError(f"{checkpoint.folder} holds a checkpoint but no record; delete the folder to start again")
-    return RecordWriter.resume(path, epoch=run_state(state, checkpoint.folder)["progress"]["epoch"])
+    return RecordWriter.resume(path, epoch=state["progress"]["epoch"])
 
 
 def first_line(config: Config, made: Parts) -> dict[str, Any]:

@@ -131,22 +131,15 @@ def generator_for(*key: str | int) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest, "little"))
 
 
-def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Make exactly ``round(share * N)`` labels wrong; gives the labels and a mask of which are wrong.
-
-    A wrong label is any other class, uniformly. The same seed gives the same errors.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"label_noise is a share and must be in [0, 1], got {share}; for 20 % write 0.2")
-    if share > 0 and classes < 2:
-        raise ValueError(f"a label can only be wrong among 2 or more classes, got {classes}; use label_noise=0")
+def flip_labels(labels: Tensor, share: float, *, classes: int, seed: int = 0) -> Tensor:
+    """Make exactly ``round(share * N)`` labels wrong, each any other class, uniformly; the same ones for a seed."""
     generator = generator_for("label noise", seed)
     chosen = torch.randperm(len(labels), generator=generator)[: round(share * len(labels))]
     # A step of 1..classes-1 round the circle of classes reaches each other class equally often, and never its own.
     steps = torch.randint(1, max(classes, 2), chosen.shape, generator=generator)
     noisy = labels.clone()
     noisy[chosen] = (labels[chosen] + steps) % classes
-    return noisy, noisy != labels
+    return noisy
 
 
 def balanced_subset(labels: Tensor, count: int, *, seed: int = 0) -> Tensor:

@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from .batches import Transform
-from .config import did_you_mean
+from .config import Config, did_you_mean
 from .evaluation import MOST_CLASSES, Loss, per_sample_cross_entropy
 from .samples import (
     Samples,
     are_labels,
-    as_pair,
     balanced_subset,
     class_labels,
     flip_labels,
     held_out,
     known_targets,
     leaves_of,
+    row_of,
     sample_count,
     taken_rows,
 )
@@ -45,8 +45,6 @@ class Task:
     """The classes' names; None: numbers, or targets that are not classes."""
     transform: Transform | None = None
     """Applied to whole batches on the device, after augmentation: stored inputs -> inputs as the model takes them."""
-    wrong: Tensor | None = None
-    """Which training labels label noise has made wrong; None without noise."""
 
     def __post_init__(self) -> None:
         for name in ("train", "test"):
@@ -60,20 +58,13 @@ class Task:
                 )
 
     @property
-    def first_input(self) -> Tensor | None:
-        """The first training input as it is stored; None where it is no tensor."""
-        if isinstance(self.train, tuple):
-            return self.train[0][0] if isinstance(self.train[0], Tensor) else None
-        try:
-            first, _ = as_pair(self.train[0])
-        except ValueError:  # no pairs yet: a collate_fn makes them
-            return None
-        return first if isinstance(first, Tensor) else None
-
-    @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape of an input as it is stored; None where it is no tensor."""
-        return None if (first := self.first_input) is None else tuple(first.shape)
+        try:
+            first, _ = row_of(self.train, 0)
+        except ValueError:  # no pairs yet: a collate_fn makes them
+            return None
+        return tuple(first.shape) if isinstance(first, Tensor) else None
 
     def class_count(self) -> int:
         """Return how many classes there are."""
@@ -114,21 +105,19 @@ def as_task(name: str, value: Any) -> Task:
     )
 
 
-def part_of(
-    task: Task, *, train_size: int | None = None, label_noise: float = 0.0, validation: bool = False, seed: int = 0
-) -> Task:
+def part_of(task: Task, config: Config) -> Task:
     """Return the task with held-out training samples as its test samples, fewer training samples, or wrong labels."""
-    if validation:
+    if config.validation:
         task = held_out_task(task)
-    if label_noise and not isinstance(task.train, tuple):
+    if config.label_noise and not isinstance(task.train, tuple):
         raise ValueError("label_noise changes targets that are a tensor; in a Dataset of your own, change them there")
-    classes = task.class_count() if label_noise else 0
-    if train_size is not None:
-        rows = balanced_subset(class_labels(task.train), train_size, seed=seed)
+    classes = task.class_count() if config.label_noise else 0
+    if config.train_size is not None:
+        rows = balanced_subset(class_labels(task.train), config.train_size)
         task = replace(task, train=taken_rows(task.train, rows))
-    if label_noise:
-        labels, wrong = flip_labels(class_labels(task.train), label_noise, classes=classes, seed=seed)
-        task = replace(task, train=(task.train[0], labels), wrong=wrong)
+    if config.label_noise:
+        labels = flip_labels(class_labels(task.train), config.label_noise, classes=classes)
+        task = replace(task, train=(task.train[0], labels))
     return task
 
 
@@ -163,7 +152,7 @@ def find_factory(name: str) -> Callable[..., Any]:
         raise _user_code_error(f"importing {module_name}", error) from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [found for found, value in vars(module).items() if callable(value) and not found.startswith("_")]
+        known = [each for each, value in vars(module).items() if callable(value) and not each.startswith("_")]
         hint = did_you_mean(function_name, known)
         raise ValueError(f"{name}: {module_name} has no function {function_name!r}.{hint} Write module:function")
     return function  # type: ignore[no-any-return]
@@ -184,10 +173,10 @@ def user_code_line(error: BaseException) -> str:
     return ""
 
 
-def called(name: str, function: Callable[..., Any], *given: Any) -> Any:
-    """Call a user's own function; whatever it raises is told with the line that raised it."""
+def called(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a user's own function; whatever it raises is reported with the line that raised it."""
     try:
-        return function(*given)
+        return function(*arguments)
     except Exception as error:  # of any kind
         raise _user_code_error(name, error) from error
 
@@ -201,24 +190,19 @@ def _user_code_error(what: str, error: Exception) -> ValueError:
     return ValueError(f"{what} failed{user_code_line(error)}: {type(error).__name__}: {error}; mend it there")
 
 
-def make_model(name: str, data: object) -> nn.Module:
+def make_model(name: str, data: Task | None = None) -> nn.Module:
     """Return the module that a factory makes; a factory with one parameter is given the data."""
     factory = find_factory(name)
     takes = any(
         p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in inspect.signature(factory).parameters.values()
     )
+    if takes and data is None:
+        raise ValueError(f"{name} takes the data; in Python: esam.load_run(..., build_model=lambda: function(data))")
     model = called(name, factory, *([data] if takes else []))
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name} must return a torch.nn.Module, got {type(model).__name__}")
     return model
-
-
-def own_builder(model: str | None, data: str | None = None) -> Callable[[], nn.Module] | None:
-    """Return a function that builds the model of these names; None where no model is named."""
-    if model is None:
-        return None
-    return lambda: make_model(model, None if data is None else called(data, find_factory(data)))
 
 
 LOOKED_AT = 256
@@ -231,14 +215,14 @@ def data_facts(task: Task) -> Facts:
     """Return counts, classes, input shape, normalisation, and a fingerprint that changes whenever the data do."""
     parts = {"train": task.train, "test": task.test}
     with torch.random.fork_rng(devices=[]):  # to look at the data must not change what is drawn afterwards
-        first, digest = task.first_input, hashlib.sha256()
+        shape, digest = task.shape, hashlib.sha256()
         for part in parts.values():
             _add_samples(digest, part)
     facts: Facts = {
         "fingerprint": digest.hexdigest()[:16],
         **{name: sample_count(part) for name, part in parts.items()},
     }
-    facts["shape"] = None if first is None else list(first.shape)
+    facts["shape"] = None if shape is None else list(shape)
     facts["classes"] = None if task.classes is None else list(task.classes)
     facts |= {key: list(getattr(task.transform, key)) for key in ("mean", "std") if hasattr(task.transform, key)}
     return {**facts, "of_each_class": {name: _counts(known_targets(part)) for name, part in parts.items()}}

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from esam.train import Task
+from esam.train import Config, Task
 
 SIDE = 16
 DRAWN = {"cifar10": 1_000, "cifar100": 1_000, "imagenet20": 1_000, "digits": 60}
@@ -63,7 +63,7 @@ def _images(name: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         return _imagenet()
     from esam.train.datasets import load_data
 
-    data = load_data("digits" if name == "digits" else f"uoft-cs/{name}")
+    data = load_data(Config(data="digits" if name == "digits" else f"uoft-cs/{name}"))
     parts = []
     for split in (data.train, data.test):
         images, labels = split  # type: ignore[misc]
@@ -90,14 +90,6 @@ def _imagenet() -> tuple[Tensor, Tensor, Tensor, Tensor]:
         pictures.append(torch.tensor(np.asarray(picture)).permute(2, 0, 1))
     images = torch.stack(pictures).float() / 255
     return images[:train], labels, images[train:], test_labels
-
-
-def small_vit(task: Task) -> nn.Module:
-    """Return a vision transformer for 16 x 16: patches of 4, width 64, 4 blocks of 4 heads."""
-    from esam.train.models.vit import VisionTransformer
-
-    assert task.classes is not None
-    return VisionTransformer(patch=4, width=64, depth=4, heads=4, classes=len(task.classes), channels=3, size=SIDE)
 
 
 class Watch:

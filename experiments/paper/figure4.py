@@ -24,7 +24,8 @@ from esam.analysis.directions import Direction, orthogonal
 from esam.analysis.objective import norm_of, value_and_gradient
 from esam.analysis.picture import write_picture
 from esam.report.sheets import Sheet
-from esam.train.build import chosen_device, configured_task, prepared_model
+from esam.train.build import chosen_device, prepared_model
+from esam.train.datasets import load_data
 from esam.train.loaded_run import run_weights, training_objective
 from esam.train.record import read_record
 
@@ -57,7 +58,7 @@ def objective_of(store: Store, scale: Scale, run: Training, images: int) -> Mode
     folder, device = store.folder / run.name, chosen_device(run.config.device)
     if not (folder / RECORD).exists() or read_record(folder / RECORD).end is None:
         replace(run, probed=run.probed and f"{run.name}/{EPOCHS}" not in store.committed).do(store, scale)
-    task = configured_task(run.config)
+    task = load_data(run.config)
     net = prepared_model(run.config, task, device)
     net.load_state_dict(run_weights(folder)[1])
     return training_objective(net, task, device, images=images)

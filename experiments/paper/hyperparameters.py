@@ -71,14 +71,14 @@ RESNET = ("ResNet-18", "CIFAR-10")
 STUDY: tuple[Column, ...] = (("ResNet-18", "CIFAR-10"), ("WRN-28-10", "CIFAR-10"))
 """The columns on which Figure 3 is made on a CPU."""
 
-_VIT = "experiments.paper.data:small_vit"
+_OURS = "experiments.paper.nets:"
 _NETS = {
     "ResNet-18": ("resnet18", "resnet8", "ResNet-8"),
     "WRN-28-10": ("wrn28-10", "wrn10-1", "WRN-10-1"),
-    "PyramidNet-110": ("pyramidnet110", "pyramidnet8", "PyramidNet-8"),
-    "ResNet-50": ("resnet50", "resnet14", "ResNet-14"),
-    "ResNet-101": ("resnet101", "resnet20", "ResNet-20"),
-    "ViT-S/16": ("vit-s16", _VIT, "a small ViT"),
+    "PyramidNet-110": (f"{_OURS}pyramidnet110", f"{_OURS}pyramidnet8", "PyramidNet-8"),
+    "ResNet-50": (f"{_OURS}resnet50", "resnet14", "ResNet-14"),
+    "ResNet-101": (f"{_OURS}resnet101", "resnet20", "ResNet-20"),
+    "ViT-S/16": (f"{_OURS}vit_s16", f"{_OURS}small_vit", "a small ViT"),
 }
 """The paper's net, what stands for it on a CPU, and that one's name."""
 _DATA = {

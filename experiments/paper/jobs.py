@@ -15,7 +15,7 @@ from esam.bench.steps import Registered, plain_loop
 from esam.runs.plan import Job as PoolJob
 from esam.runs.pool import Processes, run_all
 from esam.train import Config, Task
-from esam.train.build import prepared_model
+from esam.train.build import Parts, build_parts, prepared_model
 from esam.train.models import fastest_memory_format
 from esam.train.record import environment
 
@@ -59,8 +59,17 @@ class Training(Job):
         """Train."""
         from esam.train import run
 
-        look = probe.Observer(store, f"{self.name}/{EPOCHS}", self.config, scale) if self.probed else None
-        run(self.config, store.folder / self.name, observe=look)
+        made: list[Parts] = []
+
+        def parts(config: Config) -> Parts:
+            made.append(build_parts(config))
+            return made[0]
+
+        def watch(metrics: dict[str, Any]) -> None:
+            observer(metrics["epoch"], made[0].model, made[0].task)
+
+        observer = probe.Observer(store, f"{self.name}/{EPOCHS}", self.config, scale)
+        run(self.config, store.folder / self.name, parts=parts, watch=watch if self.probed else None)
 
 
 def training(scale: Scale, column: Column, method: str, seed: int, **changes: Any) -> Training:

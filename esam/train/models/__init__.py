@@ -1,4 +1,4 @@
-"""Which network is trained? The networks of the ESAM paper, and small ones of the same families for a CPU."""
+"""Which network is trained? Those on which SAM is usually reported, and small ones of the same families for a CPU."""
 
 import importlib
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from functools import partial
 import torch
 from torch import nn
 
-from esam.train.config import did_you_mean
-from esam.train.models.convolutional import bottleneck_resnet, cnn, mlp, pyramidnet, resnet18, thin_resnet, wide_resnet
+from esam.extras import require
+from esam.train.config import check_known, did_you_mean
+from esam.train.models.convolutional import cnn, mlp, resnet18, thin_resnet, wide_resnet
 from esam.train.models.vit import VisionTransformer
 
 __all__ = ["MODELS", "Model", "build_model", "fastest_memory_format"]
@@ -17,79 +18,50 @@ __all__ = ["MODELS", "Model", "build_model", "fastest_memory_format"]
 
 @dataclass(frozen=True)
 class Model:
-    """A row of the registry: how to build a network, and what it was designed for."""
+    """A row of the registry."""
 
     build: Callable[..., nn.Module]
-    """Takes classes, channels and size by keyword; build_model checks them first."""
+    """Takes classes, channels and size by keyword."""
     summary: str
-    parameters: int
-    """With RGB images of the native size and the native number of classes."""
-    native_size: int = 32
-    native_classes: int = 10
 
 
 MODELS: dict[str, Model] = {
-    "resnet18": Model(resnet18, "ResNet-18, CIFAR stem (ESAM paper)", 11_173_962),
-    "wrn28-10": Model(partial(wide_resnet, 28, 10), "Wide ResNet-28-10 (ESAM paper)", 36_479_194),
-    "pyramidnet110": Model(
-        partial(pyramidnet, 110, 270), "PyramidNet-110, alpha 270, basic blocks (ESAM paper)", 28_485_477
-    ),
-    "resnet50": Model(
-        partial(bottleneck_resnet, (3, 4, 6, 3)), "ResNet-50 for ImageNet (ESAM paper)", 25_557_032, 224, 1000
-    ),
-    "resnet101": Model(
-        partial(bottleneck_resnet, (3, 4, 23, 3)), "ResNet-101 for ImageNet (ESAM paper)", 44_549_160, 224, 1000
-    ),
-    "vit-s16": Model(
-        partial(VisionTransformer, patch=16, width=384, depth=12, heads=6),
-        "ViT-S/16 for ImageNet (ESAM paper)",
-        22_050_664,
-        224,
-        1000,
-    ),
-    "resnet8": Model(partial(thin_resnet, 8), "the 6n+2 CIFAR ResNet with n = 1", 75_290),
-    "resnet14": Model(partial(thin_resnet, 14), "the 6n+2 CIFAR ResNet with n = 2", 172_506),
-    "resnet20": Model(partial(thin_resnet, 20), "the 6n+2 CIFAR ResNet with n = 3", 269_722),
-    "wrn10-1": Model(partial(wide_resnet, 10, 1), "Wide ResNet-10-1: one block per stage", 77_850),
-    "pyramidnet8": Model(partial(pyramidnet, 8, 48), "PyramidNet-8, alpha 48: one block per stage", 114_906),
+    "resnet18": Model(resnet18, "ResNet-18 with a stem for small images"),
+    "wrn28-10": Model(partial(wide_resnet, 28, 10), "Wide ResNet-28-10"),
+    "resnet8": Model(partial(thin_resnet, 8), "the 6n+2 CIFAR ResNet with n = 1"),
+    "resnet14": Model(partial(thin_resnet, 14), "the 6n+2 CIFAR ResNet with n = 2"),
+    "resnet20": Model(partial(thin_resnet, 20), "the 6n+2 CIFAR ResNet with n = 3"),
+    "wrn10-1": Model(partial(wide_resnet, 10, 1), "Wide ResNet-10-1: one block per stage"),
     "vit-tiny": Model(
         partial(VisionTransformer, patch=4, width=192, depth=6, heads=3),
         "ViT for 32x32: patch 4, width 192, depth 6, 3 heads",
-        2_693_578,
     ),
-    "cnn": Model(cnn, "three convolutions with GroupNorm; for 8x8 digits or 32x32 photos", 94_762),
-    "mlp": Model(mlp, "two hidden layers of 256 units on the flattened image", 855_050),
+    "cnn": Model(cnn, "three convolutions with GroupNorm; for 8x8 digits or 32x32 photos"),
+    "mlp": Model(mlp, "two hidden layers of 256 units on the flattened image"),
 }
 
 
 def build_model(name: str, *, classes: int, channels: int = 3, size: int = 32) -> nn.Module:
     """A new network, its weights drawn from PyTorch's global random state: torch.manual_seed decides them.
 
-    `name` is a key of MODELS, or timm/NAME for a network of the timm library. `size` is the side of the square images,
-    in pixels. The network maps (batch, channels, size, size) to (batch, classes) scores before the softmax.
+    `name` is a key of MODELS, or timm/NAME for a network of the timm library. The network maps (batch, channels, size,
+    size) to (batch, classes) scores before the softmax.
     """
     if name.startswith("timm/"):
         return _build_timm(name.removeprefix("timm/"), classes, channels)
-    if name not in MODELS:
-        hint = did_you_mean(name, MODELS)
-        raise ValueError(f"there is no model {name!r}.{hint} Choose one of {', '.join(MODELS)}, or timm/NAME.")
+    check_known("model", name, [*MODELS, "timm/NAME"])
     return MODELS[name].build(classes=classes, channels=channels, size=size)
 
 
 def fastest_memory_format(model: nn.Module) -> torch.memory_format:
-    """The layout in which this network trains fastest: channels_last if it convolves images, else contiguous_format.
-
-    Use it for the network and for its images: `model.to(memory_format=...)`, `images.contiguous(memory_format=...)`.
-    """
+    """The layout in which this network and its images train fastest: channels_last if it convolves images."""
     convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
     return torch.channels_last if convolves else torch.contiguous_format
 
 
 def _build_timm(name: str, classes: int, channels: int) -> nn.Module:
-    try:
-        timm = importlib.import_module("timm")  # here, not above: an optional package, slow to import
-    except ImportError as error:
-        raise ValueError(f"timm/{name} needs the timm package ({error}); run: pip install timm") from error
+    require("timm", purpose=f"timm/{name}")
+    timm = importlib.import_module("timm")  # here, not above: an optional package, slow to import
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
         raise ValueError(f"there is no model 'timm/{name}'.{hint} timm.list_models() gives every name timm/NAME takes.")

@@ -1,11 +1,9 @@
-"""Convolutional networks: ResNet, Wide ResNet and PyramidNet of the ESAM paper, and small ones for seconds.
+"""Convolutional networks for small images: ResNet and Wide ResNet, and small ones for seconds.
 
 - Residual networks: He et al. (2016, https://arxiv.org/abs/1512.03385). The thin 6n+2 networks for CIFAR (resnet8, 14,
-  20), the CIFAR variant of ResNet-18 on which SAM and ESAM report, and the bottleneck networks for ImageNet.
+  20), and the CIFAR variant of ResNet-18 on which SAM and ESAM report.
 - Wide residual networks: Zagoruyko & Komodakis (2016, https://arxiv.org/abs/1605.07146). Few layers, many channels, and
   the norm and ReLU come before each convolution ("pre-activation"). No dropout.
-- Pyramidal residual networks: Han, Kim & Kim (2017, https://arxiv.org/abs/1610.02915). Each block is a little wider
-  than the one before it, instead of doubling the width where the image is halved.
 
 All are initialised as in He et al. (2015, https://arxiv.org/abs/1502.01852).
 """
@@ -91,19 +89,6 @@ def basic_body(inputs: int, outputs: int, stride: int) -> nn.Sequential:
     return nn.Sequential(*conv_norm(inputs, outputs, stride=stride), nn.ReLU(), *conv_norm(outputs, outputs))
 
 
-def bottleneck_body(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    """A 3x3 convolution at a quarter of the width, between two 1x1 convolutions."""
-    inner = outputs // 4
-    return nn.Sequential(
-        *conv_norm(inputs, inner, 1),
-        nn.ReLU(),
-        # The stride sits here, not in the 1x1 before as in the paper: the "v1.5" that today's ImageNet results mean.
-        *conv_norm(inner, inner, stride=stride),
-        nn.ReLU(),
-        *conv_norm(inner, outputs, 1),
-    )
-
-
 def padded_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
     """Option A of the paper: take every second pixel and pad with zero channels; no parameters."""
     if inputs == outputs:
@@ -121,11 +106,6 @@ def projected_shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 def small_image_stem(channels: int, width: int) -> nn.Sequential:
     """One 3x3 convolution that keeps every pixel."""
     return nn.Sequential(*conv_norm(channels, width), nn.ReLU())
-
-
-def imagenet_stem(channels: int, width: int) -> nn.Sequential:
-    """A 7x7 convolution and a max-pool, which quarter the image."""
-    return nn.Sequential(*conv_norm(channels, width, 7, stride=2), nn.ReLU(), nn.MaxPool2d(3, stride=2, padding=1))
 
 
 def network(stem: nn.Module, blocks: Iterable[nn.Module], width: int, classes: int, *, norm: bool) -> nn.Sequential:
@@ -155,14 +135,6 @@ def resnet18(*, classes: int, channels: int, size: int) -> nn.Sequential:
     return network(small_image_stem(channels, 64), blocks, 512, classes, norm=False)
 
 
-def bottleneck_resnet(depths: tuple[int, int, int, int], *, classes: int, channels: int, size: int) -> nn.Sequential:
-    """The ImageNet network with this many bottleneck blocks in its four stages."""
-    check_survives_halvings(size, 5)
-    stages = [[width] * depth for width, depth in zip((256, 512, 1024, 2048), depths, strict=True)]
-    blocks = [Residual(bottleneck_body(*shape), projected_shortcut(*shape)) for shape in block_plan(64, stages)]
-    return network(imagenet_stem(channels, 64), blocks, 2048, classes, norm=False)
-
-
 # Wide ResNet ----------------------------------------------------------------------------------------------------------
 
 
@@ -190,41 +162,6 @@ def wide_resnet(depth: int, widen: int, *, classes: int, channels: int, size: in
     stages = [[width * widen] * (depth // 6) for width in (16, 32, 64)]
     blocks = [WideBlock(*shape) for shape in block_plan(16, stages)]
     return network(conv(channels, 16), blocks, 64 * widen, classes, norm=True)
-
-
-# PyramidNet -----------------------------------------------------------------------------------------------------------
-
-
-class PyramidBlock(nn.Module):
-    """BN, conv, BN, ReLU, conv, BN around a shortcut: no ReLU before the first convolution, none after the sum."""
-
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.BatchNorm2d(inputs),
-            *conv_norm(inputs, outputs, stride=stride),
-            nn.ReLU(),
-            *conv_norm(outputs, outputs),
-        )
-        # ceil_mode: an odd image shrinks to the same size as under the strided convolution.
-        shrink = nn.Identity() if stride == 1 else nn.AvgPool2d(stride, ceil_mode=True)
-        self.shortcut = nn.Sequential(shrink, zero_channels(outputs - inputs))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Return body + shortcut."""
-        total: Tensor = self.body(images) + self.shortcut(images)
-        return total
-
-
-def pyramidnet(depth: int, alpha: int, *, classes: int, channels: int, size: int) -> nn.Sequential:
-    """PyramidNet of basic blocks, whose width grows linearly from 16 at the stem to 16 + alpha at the end."""
-    assert depth % 6 == 2, depth
-    check_survives_halvings(size, 2)
-    n = depth // 6
-    # Rounded as in the authors' code; the paper's formula rounds down, which is the same for alpha = 270.
-    widths = [round(16 + alpha * block / (3 * n)) for block in range(1, 3 * n + 1)]
-    blocks = [PyramidBlock(*shape) for shape in block_plan(16, [widths[:n], widths[n : 2 * n], widths[2 * n :]])]
-    return network(nn.Sequential(*conv_norm(channels, 16)), blocks, widths[-1], classes, norm=True)
 
 
 # Small ones, without batch statistics: each sample is computed on its own ---------------------------------------------
