@@ -9,7 +9,7 @@ from typing import Any
 
 from esam.report.measured import ABSENT, Measured, duration, memory, written
 from esam.report.settings import readable, recorded_settings, shown
-from esam.report.sheets import Form, Sheet, as_text, formatted
+from esam.report.sheets import Form, Sheet, as_csv, as_markdown, as_text
 from esam.report.summaries import MethodSummary
 from esam.report.verdict import advice, verdict
 
@@ -27,18 +27,15 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     Training accuracy is always among them: without it, a method that was not trained enough looks like a bad one.
     """
     cells = _cells(methods)
-    if columns is None:
-        classes = any(one.accuracy is not None for one in methods)
-        always = {"Train acc., %"} if classes or all(one.test_loss is None for one in methods) else set()
-        columns = [key for key in cells if key in always | _filled(cells) and key not in _detailed(methods)]
+    columns = [key for key in cells if key not in _detailed(methods)] if columns is None else columns
     rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
     return Sheet(title, ("Method", *columns), tuple(rows))
 
 
 def details_sheet(methods: Sequence[MethodSummary], title: str = "") -> Sheet:
     """Return the figures that the first table leaves out."""
-    filled = _filled(_cells(methods))
-    return results_sheet(methods, title, [key for key in _detailed(methods) if key in filled])
+    cells = _cells(methods)
+    return results_sheet(methods, title, [key for key in _detailed(methods) if key in cells])
 
 
 def _detailed(methods: Sequence[MethodSummary]) -> list[str]:
@@ -48,11 +45,8 @@ def _detailed(methods: Sequence[MethodSummary]) -> list[str]:
     return [*same, "CPU time", "Time", "Train loss", *classes, "Images/s", "Peak memory", "Forward", "Backward"]
 
 
-def _filled(cells: Mapping[str, Sequence[str]]) -> set[str]:
-    return {key for key, column in cells.items() if set(column) != {ABSENT}}
-
-
 def _cells(methods: Sequence[MethodSummary]) -> dict[str, list[str]]:
+    """Return the columns of both tables by their titles, those with something to show."""
     base = next((one.name for one in methods if one.is_base), "base")
     time = "CPU time" if methods and methods[0].processor_time else "Time"
     searched = tuned_names(searches(methods))
@@ -79,7 +73,10 @@ def _cells(methods: Sequence[MethodSummary]) -> dict[str, list[str]]:
             "Backward": one.backwards and f"{one.backwards.mean:,.1f}".removesuffix(".0"),
         }
         rows.append({key: value or ABSENT for key, value in row.items()})
-    return {key: [row[key] for row in rows] for key in rows[0]}
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    regression = all(one.accuracy is None for one in methods) and any(one.test_loss for one in methods)
+    always = set() if regression else {"Train acc., %"}
+    return {key: column for key, column in columns.items() if key in always or set(column) != {ABSENT}}
 
 
 def _accuracy(one: MethodSummary) -> str:
@@ -99,7 +96,10 @@ def results_text(conditions: Mapping[str, Sequence[MethodSummary]], form: Form) 
     """Return the results of every condition: as JSON with mean and deviation of each figure, or as tables."""
     if form == "json":
         return json.dumps(figures(conditions), indent=1, ensure_ascii=False)
-    return formatted([results_sheet(methods, title) for title, methods in conditions.items()], form)
+    sheets = [results_sheet(methods, title) for title, methods in conditions.items()]
+    if form == "md":
+        return "\n\n".join(text for sheet in sheets for text in (sheet.title, as_markdown(sheet)) if text)
+    return "\n\n".join(map(as_csv if form == "csv" else as_text, sheets))
 
 
 def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str, Any]]:

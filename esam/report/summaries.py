@@ -25,7 +25,7 @@ TASK_SETTINGS = {"data", "label_noise", "model"}
 
 def _over_seeds(name: str) -> Any:
     """Return a property: a figure of the finished runs' ends, None where no run has it."""
-    return property(lambda self: Measured.of((run.end or {}).get(name) for run in self.finished))
+    return property(lambda self: Measured.of(self.by_seed(name).values()))
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,20 @@ class MethodSummary:
     @property
     def accuracy(self) -> Measured | None:
         """Test accuracy after the last epoch, a share from 0 to 1."""
-        return Measured.of(run.end["test_accuracy"].get("last") for run in self.finished if run.end)
+        return Measured.of(accuracy.get("last") for accuracy in self.by_seed("test_accuracy").values())
 
     @property
     def peak_memory(self) -> Measured | None:
         """Of an accelerator; a process on CPUs mostly holds its libraries, which says nothing of a method."""
-        return None if self.on_cpus else Measured.of((run.end or {}).get("peak_memory") for run in self.finished)
+        return None if self.on_cpus else Measured.of(self.by_seed("peak_memory").values())
+
+    def by_seed(self, name: str) -> dict[int, Any]:
+        """Return what the finished runs' ends say under a name; None where one says nothing."""
+        return {run.seed: (run.end or {}).get(name) for run in self.finished}
 
     def drop(self, bits: str) -> Measured | None:
         """Return the accuracy lost when the weights are rounded to 8 or 4 bits."""
-        rounded = [(run.end or {}).get("rounded_accuracy") or {} for run in self.finished]
-        return Measured.of(each["32"] - each[bits] for each in rounded if None not in (each.get("32"), each.get(bits)))
+        return Measured.of(each["32"] - each[bits] for each in self.by_seed("rounded_accuracy").values() if each)
 
     @property
     def on_cpus(self) -> bool:
@@ -88,7 +91,10 @@ class MethodSummary:
 
     def left_out(self) -> list[str]:
         """Say what an average over the runs does not hold."""
-        items = [f"seed {run.seed}: {_how_far(run)}" for run in self.unfinished]
+        items = [
+            f"seed {run.seed}: {run.end.get('error') if run.end else f'unfinished after {run.last_epoch} epochs'}"
+            for run in self.unfinished
+        ]
         if self.repeats:
             items.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
         return [f"{self.name}, {item}" for item in items]
@@ -145,12 +151,6 @@ class MethodSummary:
             return row.units(config.get("settings", {})) * (config.get("epochs") or 1)
         passes = self.forwards, self.backwards
         return passes[0].mean + 2 * passes[1].mean if passes[0] and passes[1] else None
-
-
-def _how_far(run: RunRecord) -> str:
-    if run.diverged and run.end is not None:
-        return f"diverged: {run.end.get('error') or f'in epoch {run.last_epoch}'}"
-    return f"unfinished after {run.last_epoch} epochs"
 
 
 def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
