@@ -47,10 +47,10 @@ class PlannedRun:
         record = self.record()
         return record is not None and (record.finished or record.diverged)
 
-    def prepare(self) -> None:
-        """Write the configuration where the run's process will read it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / CONFIG_NAME, json.dumps(self.config.as_json(), indent=1).encode())
+    @property
+    def order(self) -> str:
+        """The configuration as JSON."""
+        return json.dumps(self.config.as_json(), indent=1)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ class Job:
     """As JSON."""
     ended = False
 
-    def prepare(self) -> None:
-        """Write the order where the job's process will read it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / CONFIG_NAME, self.order.encode())
+
+def write_order(run: PlannedRun | Job) -> None:
+    """Write what a run is to do where its process will read it."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.folder / CONFIG_NAME, run.order.encode())
 
 
 @dataclass(frozen=True)
