@@ -109,10 +109,10 @@ def _base_class(name: str) -> Callable[..., Optimizer]:
 
 def _names(*functions: Callable[..., Any]) -> set[str]:
     """Return the names of the keywords that functions take; none where one takes any."""
-    found: set[str] = set()
+    names: set[str] = set()
     for function in functions:
         parameters = inspect.signature(function).parameters.values()
         if len(functions) == 1 and any(p.kind is p.VAR_KEYWORD for p in parameters):
             return set()
-        found |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return found - {"self", "base", "model"}
+        names |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    return names - {"self", "base", "model"}

@@ -97,8 +97,8 @@ def landscape(
                     progress(sum(map(len, losses)), len(groups) * len(points))
     finally:
         save()
-    found = torch.tensor(losses, dtype=torch.float64).reshape(len(groups), *map(len, axes))
-    return Landscape(tuple(map(tuple, axes)), found)
+    grids = torch.tensor(losses, dtype=torch.float64).reshape(len(groups), *map(len, axes))
+    return Landscape(tuple(map(tuple, axes)), grids)
 
 
 @torch.no_grad()

@@ -28,12 +28,12 @@ def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path
     The cross marks theta; losses that are not finite are left blank. A method has its own colour. The path's ending
     decides the format; without one, .svg and .png are written.
     """
-    for name, found in landscapes.items():
-        if len(found.axes) != 2:
+    for name, plane in landscapes.items():
+        if len(plane.axes) != 2:
             raise ValueError(f"the landscape of {name!r} is a line: plot its mean against its axis instead")
     method_of = {row.named("SGD"): method for method, row in METHODS.items()}
     style_of = styles({name: method_of.get(name, name) for name in landscapes})
-    fields = {name: torch.where(one.mean.isfinite(), one.mean, math.nan) for name, one in landscapes.items()}
+    fields = {name: torch.where(plane.mean.isfinite(), plane.mean, math.nan) for name, plane in landscapes.items()}
     finite = torch.cat([field[field.isfinite()] for field in fields.values()])
     if not len(finite):
         raise ValueError("there is nothing to draw: no loss is finite; choose a smaller reach")

@@ -54,9 +54,9 @@ def _unit(longest: float) -> tuple[str, int]:
 
 def _price(drawn: Sequence[Drawn]) -> Chart:
     """Show accuracy, or test loss, against time, with the standard deviation of both."""
-    classes = any(one.accuracy is not None for one, _ in drawn)
-    alike = [(one, style) for one, style in drawn if (one.accuracy is not None) == classes]
-    placed = [(one.time, one.score, style) for one, style in alike if one.time and one.score]
+    classes = any(summary.accuracy is not None for summary, _ in drawn)
+    alike = [(summary, style) for summary, style in drawn if (summary.accuracy is not None) == classes]
+    placed = [(summary.time, summary.score, style) for summary, style in alike if summary.time and summary.score]
     unit, length = _unit(max((time.mean for time, *_ in placed), default=0))
     traces = []
     for time, score, style in placed:
@@ -85,10 +85,10 @@ def _sharpness(drawn: Sequence[Drawn]) -> Chart:
     line = {"symbol": "line-ew-open", "size": min(30, 200 // max(1, len(drawn))), "line": {"width": 2}}
     traces: list[PlotlyTrace] = []
     values: list[float] = []
-    for one, style in drawn:
-        if one.sharpness is not None:
-            dots = {f"seed {seed}": value for seed, value in one.by_seed("sharpness").items() if value is not None}
-            for points, look in (({"mean": one.sharpness.mean}, line), (dots, {"size": 9, "opacity": 0.75})):
+    for summary, style in drawn:
+        if summary.sharpness is not None:
+            dots = {f"seed {seed}": value for seed, value in summary.by_seed("sharpness").items() if value is not None}
+            for points, look in (({"mean": summary.sharpness.mean}, line), (dots, {"size": 9, "opacity": 0.75})):
                 trace = style.trace("%{meta.name}, %{customdata}: %{y:.4g}", mode="markers", y=list(points.values()))
                 marker = {"color": style.colour, **look}
                 traces.append({**trace, "x": [style.label] * len(points), "customdata": list(points), "marker": marker})
@@ -115,12 +115,12 @@ class _Point(NamedTuple):
 
 def _curves(drawn: Sequence[Drawn], title: str, x: str, y: str) -> Chart:
     """Draw a quantity of each epoch: the mean of the seeds, with a band from the lowest to the highest."""
-    lines = [line for one, _ in drawn for run in one.runs for line in run.epochs]
+    lines = [line for summary, _ in drawn for run in summary.runs for line in run.epochs]
     unit, length = _unit(max((line.get("seconds") or 0 for line in lines), default=0))
     factor = {"seconds": 1 / length, "test_accuracy": 100}
     bands, curves, every, late = [], [], [], []
-    for one, style in drawn:
-        for runs in (one.finished, *((run,) for run in one.unfinished)):
+    for summary, style in drawn:
+        for runs in (summary.finished, *((run,) for run in summary.unfinished)):
             if points := _points(runs, x, y, factor):
                 every += points
                 late += points[len(points) // 4 :]

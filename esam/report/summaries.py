@@ -122,8 +122,8 @@ class MethodSummary:
     @property
     def time(self) -> Measured | None:
         """Seconds of training, of the processor or of the clock as ``processor_time`` says."""
-        found: Measured | None = self.cpu_seconds if self.processor_time else self.seconds
-        return found
+        seconds: Measured | None = self.cpu_seconds if self.processor_time else self.seconds
+        return seconds
 
     @property
     def time_ratio(self) -> float | None:
@@ -165,8 +165,8 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     conditions: list[str] = []
     options: dict[str, list[str]] = {record.name: [] for record in records}
     for key, values in values_by_name(records, settings).items():
-        names_with_several = [name for name, found in values.items() if len(found) > 1]
-        of_the_task = key in TASK_SETTINGS and len({value for found in values.values() for value in found}) > 1
+        names_with_several = [name for name, different in values.items() if len(different) > 1]
+        of_the_task = key in TASK_SETTINGS and len({value for each in values.values() for value in each}) > 1
         if of_the_task or (names_with_several and key not in of_methods):
             conditions.append(key)
         else:
@@ -184,14 +184,15 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
 def _against_base(runs: dict[str, list[RunRecord]]) -> list[MethodSummary]:
     """Return the summaries of one condition in the registry's order, measured against the base, which comes first."""
     rank = {method: number for number, method in enumerate(METHODS)}
-    methods = [_summary(name, found) for name, found in runs.items()]
-    methods.sort(key=lambda one: (rank.get(one.method, len(rank)), _natural(one.name)))
-    processor = all(one.cpu_seconds is not None and one.on_cpus for one in methods if one.n)
-    methods = [dataclasses.replace(one, processor_time=processor) for one in methods]
-    timed = [one for one in methods if one.images_per_second is not None]
-    fastest = max(timed, key=lambda one: one.images_per_second.mean, default=None)
-    base = next((one for one in methods if one.method == "base"), fastest)
-    return sorted((dataclasses.replace(one, base=base) for one in methods), key=lambda one: not one.is_base)
+    methods = [_summary(name, of_name) for name, of_name in runs.items()]
+    methods.sort(key=lambda summary: (rank.get(summary.method, len(rank)), _natural(summary.name)))
+    processor = all(summary.cpu_seconds is not None and summary.on_cpus for summary in methods if summary.n)
+    methods = [dataclasses.replace(summary, processor_time=processor) for summary in methods]
+    timed = [summary for summary in methods if summary.images_per_second is not None]
+    fastest = max(timed, key=lambda summary: summary.images_per_second.mean, default=None)
+    base = next((summary for summary in methods if summary.method == "base"), fastest)
+    methods = [dataclasses.replace(summary, base=base) for summary in methods]
+    return sorted(methods, key=lambda summary: not summary.is_base)
 
 
 def _summary(name: str, runs: Iterable[RunRecord]) -> MethodSummary:

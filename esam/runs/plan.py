@@ -109,11 +109,11 @@ def configured(comparison: Comparison, method: str, seed: int) -> Config:
     = 1, whatever gamma the others have. What is given for a method by name goes before both.
     """
     row = find_method(method)
-    given = dict(comparison.settings.get(method, {}))
+    changes = dict(comparison.settings.get(method, {}))
     common = {k: v for k, v in comparison.config.settings.items() if k in row.options() and k not in row.settings}
-    settings = {**common, **{name: given.pop(name) for name in list(given) if name in row.options()}}
+    settings = {**common, **{name: changes.pop(name) for name in list(changes) if name in row.options()}}
     tuned = comparison.tuned.get(method, {})
-    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, tuned=tuned, **given)
+    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, tuned=tuned, **changes)
 
 
 def trial_config(comparison: Comparison, method: str, values: Mapping[str, Any], seed: int = SEED) -> Config:
