@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from esam.optim import METHODS
 from esam.report.measured import difference, written
 from esam.report.settings import recorded_settings
 from esam.report.summaries import MethodSummary
@@ -101,9 +100,8 @@ def _lost(summary: MethodSummary) -> str:
 def _reached(summary: MethodSummary) -> str:
     if summary.accuracy is None:
         return f"a test loss of {written(summary.test_loss)}"
-    decimals = (
-        2 if summary.accuracy.std is not None and summary.accuracy.std < 0.0005 else 1
-    )  # "± 0.0" would look exact
+    std = summary.accuracy.std
+    decimals = 1 if std is None or std >= 0.0005 else 2  # "± 0.0" would look exact
     mean, *spread = written(summary.accuracy, factor=100, decimals=decimals).split(" ± ")
     return " ± ".join([f"{mean} %", *spread])
 
@@ -143,14 +141,12 @@ def advice(methods: Sequence[MethodSummary]) -> list[Advice]:
     unfitted = [summary for summary in steady if summary.train_accuracy is not None and not summary.fitted]
     fitted_base = base if base is not None and base.train_accuracy is not None and base.fitted else None
     behind = [summary for summary in steady if not summary.is_base and summary not in unfitted and _is_behind(summary)]
-    slow = [
-        summary for summary in methods if (summary.time_ratio or 0) > max(1, SLOW * (summary.counted_ratio or math.inf))
-    ]
+    slow = [each for each in methods if (each.time_ratio or 0) > max(1, SLOW * (each.counted_ratio or math.inf))]
     return [
-        *(Advice("diverged", (summary.name,), _diverged(summary)) for summary in methods if summary.diverged),
+        *(Advice("diverged", (each.name,), _diverged(each)) for each in methods if each.diverged),
         *([Advice("under-fits", _names(unfitted), _underfits(unfitted, fitted_base))] if unfitted else []),
         *([Advice("behind", _names(behind), _behind(behind, base))] if behind and base else []),
-        *([Advice("slow", _names(slow), _slow(slow, methods, base))] if slow and base else []),
+        *([Advice("slow", _names(slow), _slow(slow, base))] if slow and base else []),
     ]
 
 
@@ -207,22 +203,11 @@ def _behind(several: Sequence[MethodSummary], base: MethodSummary) -> str:
     return f"Behind {base.name}{fits}: {listed(names)}. Try {' or '.join(ways)}."
 
 
-def _slow(several: Sequence[MethodSummary], methods: Sequence[MethodSummary], base: MethodSummary) -> str:
-    names = [
-        f"{summary.name} {summary.time_ratio:.2f} times (its passes count {summary.counted_ratio:.2f})"
-        for summary in several
-    ]
-    ratios = {summary.name: summary.time_ratio for summary in methods if summary.time_ratio}
-    least = min(ratios[summary.name] for summary in several)
-    controls = {
-        summary.name for summary in methods if summary.method in METHODS and METHODS[summary.method].kind != "method"
-    }
-    quick = [name for name, ratio in ratios.items() if ratio < least and name not in {base.name, *controls}]
-    instead = min(quick, key=lambda name: ratios[name], default=None)
-    use = base.name if instead is None else f"{instead}, which took {ratios[instead]:.2f} times"
+def _slow(several: Sequence[MethodSummary], base: MethodSummary) -> str:
+    names = [f"{each.name} {each.time_ratio:.2f} times (its passes count {each.counted_ratio:.2f})" for each in several]
     return (
         f"Dearer here than counted, in {_time_of(base)}: {listed(names)}. With a small model or batch "
-        f"a pass costs its calls, however few its samples. Use larger batches, or {use}."
+        f"a pass costs its calls, however few its samples. Use larger batches, or a method that took less time."
     )
 
 
