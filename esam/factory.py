@@ -51,7 +51,7 @@ def create_optimizer(
     """
     row = method_of(method)
     make = _base_class(base) if isinstance(base, str) else base
-    of_method = _keywords(row.build.__init__) | _keywords(SharpnessAware.__init__) - {"base", "model"}
+    of_method = _keywords(row.build.__init__) | _keywords(SharpnessAware.__init__)
     ours = {name: value for name, value in settings.items() if name in of_method}
     theirs = {name: value for name, value in settings.items() if name not in of_method}
     known = _keywords(make)
