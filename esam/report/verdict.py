@@ -136,30 +136,21 @@ def _all_at_chance(methods: Sequence[MethodSummary]) -> str | None:
 
 def advice(methods: Sequence[MethodSummary]) -> list[Advice]:
     """Return what to change: each kind of trouble once, with the methods that have it."""
-    base = next((summary for summary in methods if summary.is_base), None)
-    steady = [summary for summary in methods if not summary.diverged]
-    unfitted = [summary for summary in steady if summary.train_accuracy is not None and not summary.fitted]
-    fitted_base = base if base is not None and base.train_accuracy is not None and base.fitted else None
-    behind = [summary for summary in steady if not summary.is_base and summary not in unfitted and _is_behind(summary)]
+    base = next((each for each in methods if each.is_base), None)
+    steady = [each for each in methods if not each.diverged]
+    made = [Advice("diverged", (each.name,), _diverged(each)) for each in methods if each.diverged]
+    if unfitted := [each for each in steady if not each.fitted]:
+        made.append(Advice("under-fits", _names(unfitted), _underfits(unfitted, base)))
+    if base and (behind := [each for each in steady if each.fitted and not each.is_base and _is_behind(each, base)]):
+        made.append(Advice("behind", _names(behind), _behind(behind, base)))
     slow = [each for each in methods if (each.time_ratio or 0) > max(1, SLOW * (each.counted_ratio or math.inf))]
-    return [
-        *(Advice("diverged", (each.name,), _diverged(each)) for each in methods if each.diverged),
-        *([Advice("under-fits", _names(unfitted), _underfits(unfitted, fitted_base))] if unfitted else []),
-        *([Advice("behind", _names(behind), _behind(behind, base))] if behind and base else []),
-        *([Advice("slow", _names(slow), _slow(slow, base))] if slow and base else []),
-    ]
+    if base and slow:
+        made.append(Advice("slow", _names(slow), _slow(slow, base)))
+    return made
 
 
 def _names(methods: Sequence[MethodSummary]) -> tuple[str, ...]:
-    return tuple(summary.name for summary in methods)
-
-
-def _is_behind(summary: MethodSummary) -> bool:
-    lead, base = summary.lead, summary.base
-    if lead is None or base is None or not lead.clear:
-        return False
-    loss = 0.0 if base.test_loss is None else abs(base.test_loss.mean)
-    return lead.value < -(BEHIND if summary.accuracy is not None else (BEHIND_LOSS - 1) * loss)
+    return tuple(each.name for each in methods)
 
 
 def _diverged(summary: MethodSummary) -> str:
@@ -168,37 +159,42 @@ def _diverged(summary: MethodSummary) -> str:
     return f"{_lost(summary)}: its loss was not finite. Try {' or '.join(ways) or 'another method'}."
 
 
-def _underfits(several: Sequence[MethodSummary], fitted_base: MethodSummary | None) -> str:
-    names = [f"{summary.name} ({100 * summary.train_accuracy.mean:.3g} %)" for summary in several]
+def _underfits(several: Sequence[MethodSummary], base: MethodSummary | None) -> str:
+    names = [f"{each.name} ({100 * each.train_accuracy.mean:.3g} %)" for each in several]
     line = f"{listed(names)} {'has' if len(names) == 1 else 'have'} not fitted the training data"
     config = several[0].runs[0].config
     samples = (several[0].runs[0].data or {}).get("train")
     epochs, size, lr = (config.get(key) for key in ("epochs", "batch_size", "lr"))
     ways = ["a longer training"]
-    if isinstance(samples, int) and epochs and size and config.get("budget") is None:
-        a_epoch = math.ceil(samples / size)
-        if epochs * a_epoch < ENOUGH_STEPS:
-            line += f": {epochs} epochs are only {epochs * a_epoch:,} steps on this data set"
-        ways = [f"more epochs ({max(2 * epochs, math.ceil(ENOUGH_STEPS / a_epoch))}, now {epochs})"]
+    if samples and epochs and size and config.get("budget") is None:
+        steps = math.ceil(samples / size)
+        if epochs * steps < ENOUGH_STEPS:
+            line += f": {epochs} epochs are only {epochs * steps:,} steps on this data set"
+        ways = [f"more epochs ({max(2 * epochs, math.ceil(ENOUGH_STEPS / steps))}, now {epochs})"]
         ways += [f"smaller batches ({SMALL_BATCH}, now {size})"] if size > SMALL_BATCH else []
-    if fitted_base is not None:
-        line = f"{line}; {fitted_base.name} has"
+    if base and base.train_accuracy and base.fitted:
+        line = f"{line}; {base.name} has"
         ways += _nearer_the_base(several[0])
     elif isinstance(lr, (int, float)):
         ways.append(f"another learning rate ({lr / 10:g}, now {lr:g})")
     return f"{line}. Try {' or '.join(filter(None, [', '.join(ways[:-1]), ways[-1]]))}."
 
 
+def _is_behind(summary: MethodSummary, base: MethodSummary) -> bool:
+    least = BEHIND if summary.accuracy or not base.test_loss else (BEHIND_LOSS - 1) * abs(base.test_loss.mean)
+    return summary.lead is not None and summary.lead.clear and summary.lead.value < -least
+
+
 def _behind(several: Sequence[MethodSummary], base: MethodSummary) -> str:
     names = []
     for summary in several:
-        if summary.gain is not None:
+        if summary.gain:
             names.append(f"{summary.name} ({-summary.gain.value:.1f} points)")
-        elif summary.test_loss is not None and base.test_loss is not None:
+        elif summary.test_loss and base.test_loss:
             names.append(f"{summary.name} ({summary.test_loss.mean / base.test_loss.mean:.3g} times its test loss)")
-    fits = " though fitted" if any(summary.train_accuracy is not None for summary in several) else ""
-    ways = list(dict.fromkeys(way for summary in several for way in _nearer_the_base(summary)))
-    tuned = any(run.config.get("tuned") for summary in several for run in summary.runs)
+    fits = " though fitted" if any(each.train_accuracy for each in several) else ""
+    ways = list(dict.fromkeys(way for each in several for way in _nearer_the_base(each)))
+    tuned = any(run.config.get("tuned") for each in several for run in each.runs)
     ways.append("another method" if tuned else "--tune 4, which searches rho on held-out training data")
     return f"Behind {base.name}{fits}: {listed(names)}. Try {' or '.join(ways)}."
 
