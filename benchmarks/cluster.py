@@ -50,29 +50,24 @@ def on_ray(nodes, count):
             started.shutdown()
 
 
-def measure(count):
-    places = {
-        "1 process": lambda: timed(Processes(1), count),  # each ends with its run
-        "2 processes": lambda: timed(Processes(2), count),
-        "Ray, 1 node": lambda: on_ray(1, count),
-        "Ray, 2 nodes": lambda: on_ray(2, count),
-    }
-    found = {}
-    for name, take in places.items():
-        seconds = take()
-        found[name] = {"seconds": seconds, "runs / hour": 3600 * count / seconds, "load": os.getloadavg()[0]}
-        print(f"{name}: {found[name]['runs / hour']:.0f} runs an hour", flush=True)
-    told = {"cores": os.cpu_count(), "runs": count, "config": CONFIG.as_json(), "methods": METHODS}
-    return {**told, "places": found, "environment": environment()}
+WAYS = {
+    "1 process": lambda count: timed(Processes(1), count),  # each ends with its run
+    "2 processes": lambda count: timed(Processes(2), count),
+    "Ray, 1 node": lambda count: on_ray(1, count),
+    "Ray, 2 nodes": lambda count: on_ray(2, count),
+}
 
 
-def main():
+if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=8)
     parser.add_argument("--out", type=Path, default=Path("results/speed/cluster.json"))
     options = parser.parse_args()
-    write_atomically(options.out, (json.dumps(measure(options.runs), indent=1) + "\n").encode())
-
-
-if __name__ == "__main__":
-    main()
+    found = {}
+    for name, seconds_of in WAYS.items():
+        seconds = seconds_of(options.runs)
+        found[name] = {"seconds": seconds, "runs / hour": 3600 * options.runs / seconds, "load": os.getloadavg()[0]}
+        print(f"{name}: {found[name]['runs / hour']:.0f} runs an hour", flush=True)
+    about = {"cores": os.cpu_count(), "runs": options.runs, "config": CONFIG.as_json(), "methods": METHODS}
+    record = {**about, "places": found, "environment": environment()}
+    write_atomically(options.out, (json.dumps(record, indent=1) + "\n").encode())

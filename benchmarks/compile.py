@@ -21,12 +21,10 @@ import torch._dynamo
 from esam.bench.steps import Bench, contender, spread
 from esam.files import write_atomically
 from esam.optim import METHODS
-from esam.report.sheets import Sheet, as_text
 from esam.train.models import build_model, fastest_memory_format
 from esam.train.record import environment
 
 WAYS = ("eager", "compiled")
-PUBLIC = list(METHODS)
 GRAPHS = 64
 """More than all sizes and ways of running need, so that none falls back to eager code."""
 
@@ -57,7 +55,7 @@ def timed(step):
 
 
 def measure(bench, names, *, backend="inductor"):
-    """Return the record of so many rounds."""
+    """Return the record of so many rounds: raw times, and what they say."""
     torch.set_num_threads(bench.threads)
     steps = steps_of(bench, names, backend)
     for step in steps.values():  # warms up, and compiles
@@ -71,52 +69,28 @@ def measure(bench, names, *, backend="inductor"):
             graphs[name] += made
             seconds[name][way] += [] if made else [taken]
         print(f"round {number + 1} of {bench.rounds}", flush=True)
-    return recorded(bench, backend, bench.rounds, seconds, graphs)
-
-
-def recorded(bench, backend, rounds, seconds, graphs):
-    """Return the record: raw times, and what they say."""
-    base = {way: sum(seconds["base"][way]) / max(len(seconds["base"][way]), 1) for way in WAYS}
+    means = {name: {way: sum(s) / len(s) if s else None for way, s in ways.items()} for name, ways in seconds.items()}
     rows = {}
-    for name, own in seconds.items():
-        mean = {way: sum(own[way]) / max(len(own[way]), 1) for way in WAYS}
+    for name, mean in means.items():
         rows[name] = {
-            "seconds": own,
+            "seconds": seconds[name],
             "graphs": graphs[name],
-            **{way: spread(own[way]) for way in WAYS if own[way]},
-            "compiled / eager": mean["compiled"] / mean["eager"] if mean["eager"] else None,
-            "of base": {way: mean[way] / base[way] if base[way] else None for way in WAYS},
+            **{way: spread(seconds[name][way]) for way in WAYS if seconds[name][way]},
+            "compiled / eager": ratio(mean["compiled"], mean["eager"]),
+            "of base": {way: ratio(mean[way], means["base"][way]) for way in WAYS},
         }
     return {
         "what": "a whole step, compiled beside eager; graphs: made after the warm-up, in steps that are not timed",
         "bench": asdict(bench),
         "backend": backend,
-        "rounds": rounds,
+        "rounds": bench.rounds,
         "contenders": rows,
         "environment": environment(),
     }
 
 
-def sheet(record):
-    """Return the record as a table."""
-    rows = []
-    for name, row in record["contenders"].items():
-        times = [f"{1e3 * row[way]['median']:.0f}" if way in row else "–" for way in WAYS]
-        ratios = [row["compiled / eager"], row["of base"]["eager"], row["of base"]["compiled"]]
-        cells = [f"{ratio:.2f}" if ratio else "–" for ratio in ratios]
-        rows.append((name, *times, *cells, str(row["graphs"])))
-    head = (
-        "step by",
-        "eager, ms",
-        "compiled, ms",
-        "compiled / eager",
-        "eager / base",
-        "compiled / base",
-        "graphs later",
-    )
-    bench = record["bench"]
-    title = f"{bench['model']}, batch {bench['batch_size']}, {record['rounds']} rounds"
-    return Sheet(title, head, tuple(rows))
+def ratio(a, b):
+    return a / b if a and b else None
 
 
 if __name__ == "__main__":
@@ -124,11 +98,12 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--methods", nargs="+", default=PUBLIC, help="base among them")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), help="base among them")
     parser.add_argument("--out", type=Path, default=Path("results/speed"))
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     bench = Bench(model=given.model, rounds=given.rounds, batch_size=given.batch)
     found = measure(bench, given.methods)
     write_atomically(given.out / f"compile-{given.model}.json", (json.dumps(found, indent=1) + "\n").encode())
-    print(as_text(sheet(found)))
+    for name, row in found["contenders"].items():
+        print(f"{name}: compiled / eager {row['compiled / eager']}, of base {row['of base']}")

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from esam.bench.memory import peak_memory
-from esam.bench.steps import Bench, Contender, Registered, contender, prepared
+from esam.bench.steps import Bench, Contender, Registered, contender, prepared, seconds_in_turn
 from esam.files import write_atomically
 from esam.optim import METHODS
 from esam.train.record import environment
@@ -57,16 +57,10 @@ def step_of(bench, name, way, *, spread):
 def timed(bench, *, spread):
     """Return the least seconds of a step of each, taken in turn: what is disturbed takes longer, never shorter."""
     steps = {f"{name}, {way}": step_of(bench, name, way, spread=spread) for name, way in ways()}
-    times = {name: [] for name in steps}
-    for number in range(bench.rounds + 1):
-        for name, step in steps.items():
-            if dist.is_initialized():
-                dist.barrier()
-            start = time.perf_counter()
-            step()
-            if number:  # the first warms up
-                times[name].append(time.perf_counter() - start)
-    return {name: min(own) for name, own in times.items()}
+    barrier = dist.barrier if dist.is_initialized() else lambda: None
+    seconds_in_turn(steps, 1, time.perf_counter, barrier)  # warms up
+    times = seconds_in_turn(steps, bench.rounds, time.perf_counter, barrier)
+    return {name: min(seconds) for name, seconds in times.items()}
 
 
 def exchanged():
@@ -139,7 +133,7 @@ def measure(bench):
         "steps": steps,
         "exchange": found["exchange"],
         "counted": found["counted"],
-        "held": {},
+        "held": held(Bench(model="resnet18", batch_size=2)),
         "environment": environment(),
     }
 
@@ -153,7 +147,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     bench = Bench(model=arguments.model, batch_size=arguments.batch, rounds=arguments.rounds)
     result = measure(bench)
-    write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
-    result["held"] = held(Bench(model="resnet18", batch_size=2))
     write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())
     print(json.dumps(result, indent=1))

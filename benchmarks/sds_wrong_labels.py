@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from esam.files import write_atomically
 from esam.optim.selection import keep_highest
 from esam.recipes.demo import demo
 from esam.train import cosine, fit
@@ -30,18 +31,18 @@ def shares(seed):
     model = prepared_model(config, data, device)
     optimizer = build_optimizer(config, model)
     train, _, _ = batches_of(config, data, device, fastest_memory_format(model))
-    rank, kept, step = optimizer.ranking, [], iter(range(10**9))
+    rank, kept = optimizer.ranking, []
 
     def watched(batch):
         scores = rank(batch)
-        epoch, number = divmod(next(step), len(train))
+        epoch, number = divmod(len(kept), len(train))
         rows = train.order(epoch + 1)[number * config.batch_size :][: config.batch_size]
-        kept.append((epoch + 1, wrong[rows[keep_highest(scores, optimizer.gamma)]].double()))
+        kept.append(wrong[rows[keep_highest(scores, optimizer.gamma)]].double())
         return scores
 
     optimizer.ranking = watched
     fit(model, optimizer, train, epochs=config.epochs, schedule=cosine)
-    return {epoch: float(torch.cat([w for e, w in kept if e == epoch]).mean()) for epoch in EPOCHS}
+    return {e: float(torch.cat(kept[(e - 1) * len(train) : e * len(train)]).mean()) for e in EPOCHS}
 
 
 if __name__ == "__main__":
@@ -58,4 +59,4 @@ if __name__ == "__main__":
     }
     print(json.dumps(result, indent=1))
     if arguments.out:
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        write_atomically(arguments.out, (json.dumps(result, indent=1) + "\n").encode())

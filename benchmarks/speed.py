@@ -29,7 +29,6 @@ def main(bench, peers, memory, out):
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{'peers-' if peers else ''}{bench.model}.json"
     result = bench_steps(bench, contenders)
-    write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     for name in memory:
         result["contenders"][name]["memory"] = peak_memory(bench, contenders[name])
     write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())

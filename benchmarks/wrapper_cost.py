@@ -10,10 +10,8 @@ statistics of BatchNorm moved once; no undo on error, no replayed random numbers
 
 import argparse
 import json
-import multiprocessing
 import statistics
-import time
-from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from esam import SAM, SliceSAM
-from esam.bench.memory import ALLOCATOR, CLEAR, _environment, _status
+from esam.bench.memory import peak_of
+from esam.bench.steps import seconds_in_turn
 from esam.files import write_atomically
 from esam.optim.monitor import Monitor
 from esam.train.models import build_model
@@ -202,15 +201,10 @@ STEPS = {
 def timed(net, rounds):
     """Return the median processor time of each step, in milliseconds, and the median ratios to those by hand."""
     steps = {name: build(net) for name, build in STEPS.items()}
-    times = {name: [] for name in steps}
-    for number in range(rounds + 2):  # the first ones allocate
-        for name, step in steps.items():
-            start = time.process_time_ns()
-            step()
-            if number >= 2:
-                times[name].append((time.process_time_ns() - start) / 1e6)
+    seconds_in_turn(steps, 2)  # the first ones allocate
+    times = seconds_in_turn(steps, rounds)
     return {
-        "milliseconds": {name: statistics.median(found) for name, found in times.items()},
+        "milliseconds": {name: 1e3 * statistics.median(found) for name, found in times.items()},
         "over by hand": {name: median_ratio(times[name], times[f"{name} by hand"]) for name in LIMITS},
         "over SGD": {name: median_ratio(found, times["SGD"]) for name, found in times.items()},
     }
@@ -220,23 +214,13 @@ def median_ratio(times, others):
     return statistics.median(a / b for a, b in zip(times, others, strict=True))
 
 
-def peak(net, name):
-    """Return the most memory that five steps need beyond the model and the batch, in MB."""
-    torch.set_num_threads(1)
-    step = STEPS[name](net)
-    CLEAR.write_text("5")  # the high-water mark starts from here
-    before = _status("VmRSS")
-    for _ in range(5):
-        step()
-    return (_status("VmHWM") - before) / 2**20
+def step_of(net, name):
+    return STEPS[name](net)
 
 
 def peaks(net):
-    """Return the peak memory of SliceSAM, of the package and by hand, each in a fresh process, and the ratio."""
-    found = {}
-    for name in ("SliceSAM by hand", "SliceSAM"):
-        with _environment(ALLOCATOR), ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            found[name] = fresh.submit(peak, net, name).result()
+    """Return the most memory that steps of SliceSAM need, of the package and by hand, and the ratio."""
+    found = {name: peak_of(partial(step_of, net, name)) / 2**20 for name in ("SliceSAM by hand", "SliceSAM")}
     return {"peak MB": found, "memory over by hand": found["SliceSAM"] / found["SliceSAM by hand"]}
 
 

@@ -80,13 +80,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def steps() -> str:
     """Return what a step of every method takes on both models, counted and measured, and compiled."""
-    import compile
-
     nets = [timed(model) for model in ("resnet18", "vit-tiny")]
-    sheet = compile.sheet(record("speed/compile-resnet18.json"))
-    compiled = {row[0]: row[sheet.head.index("compiled / eager")] for row in sheet.rows}
+    compiled = {n: row["compiled / eager"] for n, row in record("speed/compile-resnet18.json")["contenders"].items()}
     rows = [
-        (f"`{name}`", f"{METHODS[name].units() / 3:.2f}", *(_ratio(net[name]) for net in nets), compiled[name])
+        (f"`{name}`", f"{METHODS[name].units() / 3:.2f}", *(_ratio(net[name]) for net in nets), f"{compiled[name]:.2f}")
         for name in METHODS
         if all(name in net for net in nets) and name in compiled
     ]

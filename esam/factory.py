@@ -51,12 +51,12 @@ def create_optimizer(
     """
     row = method_of(method)
     make = _base_class(base) if isinstance(base, str) else base
-    ours = {
-        name: value for name, value in settings.items() if name in _names(row.build.__init__, SharpnessAware.__init__)
-    }
-    theirs = {name: value for name, value in settings.items() if name not in ours}
-    known = _names(make)
-    if known and (unknown := sorted(set(theirs) - known)):
+    of_method = _keywords(row.build.__init__) | _keywords(SharpnessAware.__init__)
+    ours = {name: value for name, value in settings.items() if name in of_method}
+    theirs = {name: value for name, value in settings.items() if name not in of_method}
+    known = _keywords(make)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in inspect.signature(make).parameters.values())
+    if not takes_any and (unknown := sorted(set(theirs) - known)):
         raise ValueError(
             f"neither {row.named('the base')} nor {getattr(make, '__name__', base)} has a setting {unknown[0]!r}; "
             f"the method has {', '.join(sorted(row.options()))}; the base {', '.join(sorted(known - {'params'}))}"
@@ -107,12 +107,7 @@ def _base_class(name: str) -> Callable[..., Optimizer]:
     raise ValueError(f"there is no base {name!r}; torch has {there}{beyond}")
 
 
-def _names(*functions: Callable[..., Any]) -> set[str]:
-    """Return the names of the keywords that functions take; none where one takes any."""
-    found: set[str] = set()
-    for function in functions:
-        parameters = inspect.signature(function).parameters.values()
-        if len(functions) == 1 and any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return set()
-        found |= {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    return found - {"self", "base", "model"}
+def _keywords(function: Callable[..., Any]) -> set[str]:
+    """Return the names of the keywords that a function takes."""
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}

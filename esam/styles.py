@@ -44,14 +44,14 @@ def styles(methods: Mapping[str, str]) -> dict[str, MethodStyle]:
     """
     absent = [row.colour for method, row in METHODS.items() if row.colour and method not in methods.values()]
     spare = itertools.cycle([SPARE, *absent])
-    found: dict[str, MethodStyle] = {}
+    by_name: dict[str, MethodStyle] = {}
     taken: set[str | None] = set()
     seen: set[str] = set()
     for number, (name, method) in enumerate(methods.items()):
         row = METHODS.get(method)
         colour = row.colour if row is not None and row.colour not in taken else None
         line = "dot" if method in seen else "dash" if row is not None and row.kind == "control" else "solid"
-        found[name] = MethodStyle(name, f"g{number}", colour or next(spare), line)
-        taken.add(found[name].colour)
+        by_name[name] = MethodStyle(name, f"g{number}", colour or next(spare), line)
+        taken.add(by_name[name].colour)
         seen.add(method)
-    return found
+    return by_name

@@ -111,7 +111,7 @@ def test_an_interrupted_landscape_goes_on_with_the_same_values(tmp_path):
     with pytest.raises(Interrupted):
         landscape(groups, theta, axes, path=path, progress=stop_at(32))
     kept = [value for row in json.loads(path.read_text())["losses"] for value in row]
-    assert 32 <= sum(value is not None for value in kept) < 50
+    assert 32 <= len(kept) < 50
     seen = []
     resumed = landscape(groups, theta, axes, path=path, progress=lambda *p: seen.append(p))
     assert seen[0][0] > 32 and seen[-1] == (50, 50)  # the missing points alone
@@ -141,7 +141,7 @@ def test_a_file_of_another_landscape_is_refused(tmp_path, change):
         drawn(**change)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"kind": "landscape"}', '{"kind": "landscape", "format": 99}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"losses": [[1]]}', '{"losses": null}'])
 def test_a_damaged_file_is_refused_and_left_as_it_is(tmp_path, text):
     path = tmp_path / "line.json"
     path.write_text(text)

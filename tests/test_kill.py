@@ -9,6 +9,7 @@ import pytest
 from test_loop import same
 
 from esam.runs import PlannedRun, worker
+from esam.runs.plan import write_order
 from esam.train import Checkpoint, Config
 from esam.train.record import RECORD_NAME, read_record
 
@@ -21,7 +22,7 @@ TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_m
 
 def start(folder):
     """Start, or go on with, the run of a folder in a process of its own."""
-    PlannedRun(CONFIG, folder).prepare()
+    write_order(PlannedRun(CONFIG, folder))
     return forked.start(worker.main, folder, ESAM_CACHE=str(folder.parent / "cache"))
 
 

@@ -135,27 +135,27 @@ def environment_with_torch(python: str, torch: str | None, folder: Path) -> Path
 
 def tried(python: str, packages: Path, wheel: Path, extra: str) -> dict[str, object]:
     """Install the wheel with an extra beside torch, run what needs it, and return what came of it."""
-    began, told = time.monotonic(), "works"
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    began, result = time.monotonic(), "works"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         run(python, "-m", "venv", folder / "env")
-        own = next((folder / "env" / "lib").glob("python*")) / "site-packages"
-        (own / "torch.pth").write_text(f"{packages}\n")
+        site_packages = next((folder / "env" / "lib").glob("python*")) / "site-packages"
+        (site_packages / "torch.pth").write_text(f"{packages}\n")
         for name, code in SCRIPTS.items():
             (folder / name).write_text(code)
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
-        path = f"{folder / 'env' / 'bin'}:{os.environ['PATH']}"
-        kept |= {"PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "ESAM_CACHE": str(folder / "cache")}
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
+        env |= {"PATH": f"{folder / 'env' / 'bin'}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+        env |= {"HF_HUB_OFFLINE": "1", "ESAM_CACHE": str(folder / "cache")}
         versions = "import sys, torch; print(sys.version.split()[0], torch.__version__.split('+')[0])"
-        found = run("python", "-c", versions, env=kept, cwd=folder).split()
-        whole = f"{wheel}[{extra}]" if extra else str(wheel)
+        python_version, torch_version = run("python", "-c", versions, env=env, cwd=folder).split()
         try:  # torch by its version, so that no part of an extra brings another
-            run("pip", "install", "--quiet", whole, f"torch=={found[1]}", env=kept, cwd=folder)
+            wanted = f"{wheel}[{extra}]" if extra else str(wheel)
+            run("pip", "install", "--quiet", wanted, f"torch=={torch_version}", env=env, cwd=folder)
             for job in JOBS[extra]:
-                run("sh", "-c", job, env=kept, cwd=folder)
+                run("sh", "-c", job, env=env, cwd=folder)
         except RuntimeError as error:
-            told = str(error).replace(place, "").replace(str(packages), "")
-    case = {"python": found[0], "torch": found[1], "extra": extra or "none", "result": told}
+            result = str(error).replace(scratch, "").replace(str(packages), "")
+    case = {"python": python_version, "torch": torch_version, "extra": extra or "none", "result": result}
     return {**case, "minutes": round((time.monotonic() - began) / 60, 1)}
 
 

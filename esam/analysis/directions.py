@@ -69,6 +69,6 @@ def orthogonal(direction: Parameters, to: Parameters) -> Direction:
 def _filter_normalised(direction: Tensor, weight: Tensor) -> Tensor:
     if weight.dim() < 2:
         return torch.zeros_like(weight)
-    theirs, own = weight.detach().flatten(1).norm(dim=1), direction.flatten(1).norm(dim=1)
-    factors = torch.where(own > 0, theirs / own.clamp(min=torch.finfo(own.dtype).tiny), torch.zeros_like(own))
+    wanted, norms = weight.detach().flatten(1).norm(dim=1), direction.flatten(1).norm(dim=1)
+    factors = torch.where(norms > 0, wanted / norms.clamp(min=torch.finfo(norms.dtype).tiny), torch.zeros_like(norms))
     return direction * factors.reshape(-1, *[1] * (weight.dim() - 1))

@@ -1,13 +1,4 @@
-"""What makes sharpness-aware training worse here? Some steps are watched, and each finding comes with its remedy.
-
-```python
-with watching(optimizer) as monitor:
-    for x, y in batches[:40]:
-        optimizer.step(loss_of, x, y)
-for finding in monitor.findings():
-    print(finding)
-```
-"""
+"""What makes sharpness-aware training worse here? Some steps are watched, and each finding comes with its remedy."""
 
 from __future__ import annotations
 

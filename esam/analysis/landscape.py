@@ -21,12 +21,9 @@ from .objective import Objective, Parameters, moved, repeats, same_answer
 
 Group = tuple[Objective, Sequence[Parameters]]
 """An objective and the directions of the axes; a landscape may be averaged over several."""
-Losses = list[list[float | None]]
-"""For each group those of the grid's points; None: not evaluated yet."""
 OnProgress = Callable[[int, int], None]
 """(points done, points in all)."""
 
-FORMAT = 1
 SAVE_SECONDS = 2.0
 
 
@@ -72,32 +69,36 @@ def landscape(
     """Return the loss on the grid of ``axes``, a line for one axis and a plane for two, once for each group.
 
     Give several groups to average: the paper draws ten pairs of random directions. ``path`` names a JSON file that
-    keeps what is done: after an interruption the same call goes on there, with the same values. ``progress`` is called
-    with (points done, points in all).
+    keeps what is done: after an interruption, the same call resumes from it.
     """
     axes = [[float(c) for c in axis] for axis in axes]
     _check(groups, parameters, axes)
     points = list(itertools.product(*axes))
     file = None if path is None else Path(path)
-    known: dict[str, Any] = {"kind": "landscape", "format": FORMAT, "fingerprint": _digest(groups, parameters, axes)}
+    fingerprint = _digest(groups, parameters, axes)
     at_theta = [repeats(objective, parameters) for objective, _ in groups]
-    losses = _read(file, known, at_theta, len(points))
+    losses = _read(file, fingerprint, at_theta) if file is not None and file.exists() else [[] for _ in groups]
+
+    def save() -> None:
+        if file is not None:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            kept = {"fingerprint": fingerprint, "at theta": at_theta, "losses": losses}
+            write_atomically(file, json.dumps(kept).encode() + b"\n")
+
     saved = time.monotonic()
     try:
         for number, (objective, directions) in enumerate(groups):
-            for index, point in enumerate(points):
-                if losses[number][index] is None:
-                    losses[number][index] = _loss_at(objective, parameters, directions, point)
-                    if file is not None and time.monotonic() - saved > SAVE_SECONDS:
-                        _write(file, known, at_theta, losses)
-                        saved = time.monotonic()
-                    if progress is not None:
-                        progress(number * len(points) + index + 1, len(groups) * len(points))
+            for point in points[len(losses[number]) :]:
+                losses[number].append(_loss_at(objective, parameters, directions, point))
+                if time.monotonic() - saved > SAVE_SECONDS:
+                    save()
+                    saved = time.monotonic()
+                if progress is not None:
+                    progress(sum(map(len, losses)), len(groups) * len(points))
     finally:
-        if file is not None:
-            _write(file, known, at_theta, losses)
-    found = torch.tensor(losses, dtype=torch.float64).reshape(len(groups), *map(len, axes))
-    return Landscape(tuple(map(tuple, axes)), found)
+        save()
+    grids = torch.tensor(losses, dtype=torch.float64).reshape(len(groups), *map(len, axes))
+    return Landscape(tuple(map(tuple, axes)), grids)
 
 
 @torch.no_grad()
@@ -109,28 +110,15 @@ def _loss_at(
     return float(objective(theta))
 
 
-def _write(file: Path, known: dict[str, Any], at_theta: list[float], losses: Losses) -> None:
-    def plain(row: Sequence[float | None]) -> list[float | str | None]:
-        # JSON has no NaN or infinity, and null means not done yet
-        return [value if value is None or math.isfinite(value) else repr(value) for value in row]
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({**known, "at theta": plain(at_theta), "losses": [*map(plain, losses)]}, allow_nan=False)
-    write_atomically(file, text.encode() + b"\n")
-
-
-def _read(file: Path | None, known: dict[str, Any], at_theta: list[float], points: int) -> Losses:
-    """Return what an interrupted call has left, if one has; refuse a file of another landscape."""
-    if file is None or not file.exists():
-        return [[None for _ in range(points)] for _ in at_theta]
+def _read(file: Path, fingerprint: str, at_theta: list[float]) -> list[list[float]]:
+    """Return the losses that an interrupted call has left; refuse a file of another landscape."""
     try:
         read = json.loads(file.read_bytes())
-        losses = [[None if value is None else float(value) for value in row] for row in read["losses"]]
-        before = [float(value) for value in read["at theta"]]
-        same = all(read[key] == value for key, value in known.items())
+        losses = [[float(value) for value in row] for row in read["losses"]]
+        same = read["fingerprint"] == fingerprint and all(map(same_answer, read["at theta"], at_theta))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"{file} holds no landscape ({error}); delete it, or choose another file") from error
-    if not same or not all(map(same_answer, before, at_theta)):
+    if not same:
         raise ValueError(
             f"{file} holds another landscape: its weights, directions, axes or data differ; "
             "delete it, or choose another file"

@@ -141,9 +141,9 @@ def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Te
     for part, share in weighted_parts(objective):
         with torch.enable_grad():
             loss = share * part(theta)
-            found = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
+            gradients = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
         values.append(loss.detach())
-        for name, g in zip(theta, found, strict=True):
+        for name, g in zip(theta, gradients, strict=True):
             if g is not None:
                 gradient[name] = gradient[name] + g
     return torch.stack(values).sum(), gradient

@@ -1,7 +1,4 @@
-"""How does a picture look, and how is it written? The style of every picture, and its files.
-
-Nothing of matplotlib's global state is touched, and the same numbers give the same file.
-"""
+"""How is a picture drawn and written? In one style, leaving matplotlib's global state as it is."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 from esam.files import write_atomically
 
 METADATA: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": None}
-"""By the endings that a picture may have: whatever would tell when it was drawn is left out."""
+"""By the endings that a picture may have: no dates, so that the same numbers give the same file."""
 INK = "#39424d"
 GRID = "#d9dee4"
 STYLE: dict[Any, Any] = {

@@ -1,15 +1,11 @@
-"""What is drawn? Pictures for a paper: vector or PNG by the file's ending, a method in its own colour everywhere.
-
-Every function takes a path and numbers and returns the paths written; a path without an ending gives .svg and .png.
-Needs matplotlib, the extra ``analysis``.
-"""
+"""How is a landscape on a plane drawn? Needs matplotlib, the extra ``analysis``."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -19,8 +15,6 @@ from esam.styles import styles
 from .landscape import Landscape
 from .picture import write_picture
 
-Numbers = Sequence[float]
-
 MAP = "viridis"
 STEEP = 20
 """Losses whose highest is more than this many times their lowest are drawn on a logarithmic scale."""
@@ -28,58 +22,18 @@ LEVELS = 25
 """Contours of a plane."""
 
 
-class Curve(NamedTuple):
-    """Points of a line, with the spread around each if there is one."""
-
-    x: Numbers
-    y: Numbers
-    spread: Numbers | None = None
-
-
-def curves(
-    path: str | Path, drawn: Mapping[str, Curve], *, x_label: str, y_label: str, title: str = "", log_y: bool = False
-) -> list[Path]:
-    """Draw lines against a common axis."""
-    colour_of = _colours(drawn)
-
-    def draw(figure: Any) -> None:
-        axes = figure.add_subplot()
-        for name, curve in drawn.items():
-            axes.plot(curve.x, curve.y, color=colour_of[name], label=name)
-            if curve.spread is not None:
-                low, high = ([y + sign * s for y, s in zip(curve.y, curve.spread, strict=True)] for sign in (-1, 1))
-                axes.fill_between(curve.x, low, high, color=colour_of[name], alpha=0.15, linewidth=0)
-        if log_y:
-            axes.set_yscale("log")
-        axes.set(xlabel=x_label, ylabel=y_label, title=title)
-        axes.grid(True)
-        if len(drawn) > 1:
-            axes.legend()
-
-    return write_picture(path, draw, width=5.2, height=3.4)
-
-
-def lines(path: str | Path, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
-    """Draw landscapes on a line: the mean over groups, with the groups' standard deviation around it."""
-    drawn = {}
-    for name, found in landscapes.items():
-        if len(found.axes) != 1:
-            raise ValueError(f"the landscape of {name!r} is a plane: draw it with contours")
-        spread = found.losses.std(0).tolist() if len(found.losses) > 1 else None
-        drawn[name] = Curve(found.axes[0], found.mean.tolist(), spread)
-    return curves(path, drawn, x_label="distance along the direction", y_label="loss", title=title)
-
-
 def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path]:
     """Draw landscapes on a plane side by side, with the same levels in all: closer lines mean a sharper minimum.
 
-    The cross marks theta; losses that are not finite are left blank.
+    The cross marks theta; losses that are not finite are left blank. A method has its own colour. The path's ending
+    decides the format; without one, .svg and .png are written.
     """
-    for name, found in landscapes.items():
-        if len(found.axes) != 2:
-            raise ValueError(f"the landscape of {name!r} is a line: draw it with lines")
-    colour_of = _colours(landscapes)
-    fields = {name: torch.where(one.mean.isfinite(), one.mean, math.nan) for name, one in landscapes.items()}
+    for name, plane in landscapes.items():
+        if len(plane.axes) != 2:
+            raise ValueError(f"the landscape of {name!r} is a line: plot its mean against its axis instead")
+    method_of = {row.named("SGD"): method for method, row in METHODS.items()}
+    style_of = styles({name: method_of.get(name, name) for name in landscapes})
+    fields = {name: torch.where(plane.mean.isfinite(), plane.mean, math.nan) for name, plane in landscapes.items()}
     finite = torch.cat([field[field.isfinite()] for field in fields.values()])
     if not len(finite):
         raise ValueError("there is nothing to draw: no loss is finite; choose a smaller reach")
@@ -102,7 +56,7 @@ def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path
             axes.plot(0, 0, "+", color="white", markersize=8, markeredgewidth=1.4)
             alike = math.isclose(max(xs) - min(xs), max(ys) - min(ys))
             axes.set(xlabel="first direction", aspect="equal" if alike else "auto")
-            axes.set_title(name, color=colour_of[name], fontweight="bold")
+            axes.set_title(name, color=style_of[name].colour, fontweight="bold")
             axes.spines[:].set_visible(False)
         panels[0].set_ylabel("second direction")
         bar = figure.colorbar(shades, ax=list(panels), shrink=0.9, pad=0.02, ticks=levels[::4])
@@ -112,8 +66,3 @@ def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path
         bar.outline.set_visible(False)
 
     return write_picture(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)
-
-
-def _colours(names: Iterable[str]) -> dict[str, str]:
-    titles = {row.named("SGD"): method for method, row in METHODS.items()}
-    return {name: style.colour for name, style in styles({name: titles.get(name, name) for name in names}).items()}

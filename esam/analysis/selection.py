@@ -32,11 +32,11 @@ class Selection:
 
     def sets(self) -> dict[str, dict[str, float]]:
         """Return the count of each set, its mean losses at theta and at theta + eps, and R, their difference."""
-        found = {}
+        figures = {}
         for which, rows in self.rows.items():
             loss, perturbed = (float(values[rows].double().mean()) for values in (self.losses, self.perturbed_losses))
-            found[which] = {"count": len(rows), "loss": loss, "perturbed_loss": perturbed, "rise": perturbed - loss}
-        return found
+            figures[which] = {"count": len(rows), "loss": loss, "perturbed_loss": perturbed, "rise": perturbed - loss}
+        return figures
 
 
 def select(

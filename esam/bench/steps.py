@@ -107,21 +107,15 @@ def contender(name: str, settings: dict[str, Any] | None = None) -> Contender:
 def bench_steps(bench: Bench, contenders: Mapping[str, Contender]) -> dict[str, Any]:
     """Return times, counted passes and ratios.
 
-    Every contender steps once a round, in random order, so that noise hits all alike. On the CPU with one thread, times
-    are processor time, which a busy machine disturbs least; else the clock's.
+    Contenders step in turn, so that noise hits all alike. On the CPU with one thread, times are processor time, which
+    a busy machine disturbs least; else the clock's.
     """
     chosen_device(bench.check().device)
     torch.set_num_threads(bench.threads)
     steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
     # a first step, which also warms up
     rows: dict[str, dict[str, Any]] = {name: _counted(*step, bench.batch_size) for name, step in steps.items()}
-    clock = _clock(bench)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(bench.rounds):
-        for name in random.Random(number).sample(list(steps), len(steps)):
-            start = clock()
-            steps[name][1]()
-            times[name].append(clock() - start)
+    times = seconds_in_turn({name: step for name, (_, step) in steps.items()}, bench.rounds, _clock(bench))
     for name, row in rows.items():
         row |= {"seconds": spread(times[name]), "units": contenders[name].units}
         if "base" in times:
@@ -129,14 +123,30 @@ def bench_steps(bench: Bench, contenders: Mapping[str, Contender]) -> dict[str, 
     return {"bench": asdict(bench), "contenders": rows, "environment": environment(bench.device)}
 
 
+def seconds_in_turn(
+    steps: Mapping[str, Callable[[], Any]],
+    rounds: int,
+    clock: Callable[[], float] = time.process_time,
+    before: Callable[[], object] = lambda: None,
+) -> dict[str, list[float]]:
+    """Return the seconds of each step in every round, in each of which all are taken once, in random order."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds):
+        for name in random.Random(number).sample(list(steps), len(steps)):
+            before()
+            start = clock()
+            steps[name]()
+            times[name].append(clock() - start)
+    return times
+
+
 def prepared(bench: Bench, build: Build) -> tuple[nn.Module, Callable[[], Any]]:
     """Return a fresh model, the same for all, and the function that steps it on one fixed batch."""
     torch.manual_seed(0)
-    channels = 3
-    model = build_model(bench.model, classes=bench.classes, channels=channels, size=bench.size)
+    model = build_model(bench.model, classes=bench.classes, channels=3, size=bench.size)
     layout = fastest_memory_format(model)
     model = model.to(device=bench.device, memory_format=layout).train()  # type: ignore[call-overload]
-    x = torch.randn(bench.batch_size, channels, bench.size, bench.size, device=bench.device)
+    x = torch.randn(bench.batch_size, 3, bench.size, bench.size, device=bench.device)
     y = torch.randint(0, bench.classes, (bench.batch_size,), device=bench.device)
     return model, build(model, x.contiguous(memory_format=layout), y)
 

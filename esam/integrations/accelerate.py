@@ -1,18 +1,4 @@
-"""How does a loop with Accelerate take a sharpness-aware step? By ``backward`` in place of ``accelerator.backward``.
-
-```python
-def loss_of(x, y):
-    return F.cross_entropy(model(x), y)
-
-
-for x, y in loader:
-    with accelerator.accumulate(model):
-        loss = backward(accelerator, optimizer, loss_of, x, y)
-        if accelerator.sync_gradients:
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-```
-"""
+"""How does a loop with Accelerate take a sharpness-aware step? By ``backward`` in place of ``accelerator.backward``."""
 
 from __future__ import annotations
 

@@ -28,15 +28,15 @@ def sharpness_aware(optimizer: Any) -> SharpnessAware | None:
 
 def prepared(optimizer: Any, prepare: str, kind: str, own_backward: tuple[str, ...]) -> SharpnessAware:
     """Return our optimizer, or say what ``backward`` cannot work with."""
-    found = sharpness_aware(optimizer)
-    if found is None:
+    ours = sharpness_aware(optimizer)
+    if ours is None:
         raise ValueError(
             f"backward() wants one of esam's optimizers, got {type(optimizer).__name__}; build it before {prepare}: "
             "esam.SAM(torch.optim.SGD(...), model)"
         )
     if kind in own_backward:
         raise ValueError(f"{kind} runs backward by itself: there is no place for a second pass; use DDP or one device")
-    return found
+    return ours
 
 
 def take_passes(

@@ -1,21 +1,4 @@
-"""How does a loop with Lightning Fabric take a sharpness-aware step? By ``backward`` in place of ``fabric.backward``.
-
-```python
-model, optimizer = fabric.setup(model, SAM(torch.optim.SGD(model.parameters(), lr=0.1), model))
-
-
-def loss_of(x, y):
-    return F.cross_entropy(model(x), y)
-
-
-for x, y in fabric.setup_dataloaders(loader):
-    loss = backward(fabric, optimizer, loss_of, x, y)
-    fabric.clip_gradients(model, optimizer, max_norm=1.0)
-    optimizer.step()
-```
-
-The body may stay inline, too: ``for x, y in optimizer.optimizer.passes(x, y, backward=fabric.backward)``.
-"""
+"""How does a loop with Fabric take a sharpness-aware step? By ``backward`` in place of ``fabric.backward``."""
 
 from __future__ import annotations
 

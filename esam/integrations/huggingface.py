@@ -1,13 +1,4 @@
-"""How does Hugging Face's Trainer take a sharpness-aware step? By a Trainer whose step runs the passes of a method.
-
-```python
-trainer = SharpnessAwareTrainer(model, args, train_dataset=data, method="sam", settings={"rho": 0.05})
-
-
-class MySFTTrainer(SFTTrainer, SharpnessAwareTrainer):  # one of TRL's
-    method, settings = "sam", {"rho": 0.05}
-```
-"""
+"""How does Hugging Face's Trainer take a sharpness-aware step? By a Trainer whose step runs the passes of a method."""
 
 from __future__ import annotations
 

@@ -1,22 +1,10 @@
-"""How does Lightning take a sharpness-aware step? By a callback; the module and its ``training_step`` stay as they are.
-
-```python
-class Net(LightningModule):
-    def training_step(self, batch, batch_idx): ...  # as ever
-
-    def configure_optimizers(self):
-        return SAM(torch.optim.SGD(self.parameters(), lr=0.1), self)
-
-
-Trainer(callbacks=[SharpnessAware()]).fit(Net(), loader)
-```
-"""
+"""How does Lightning take a sharpness-aware step? By a callback; the module and ``training_step`` stay as they are."""
 
 from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -65,9 +53,8 @@ class SharpnessAware(Callback):
             # an epoch without backward, as weight averaging adds for BatchNorm, is no step of ours
             return plain if loop._skip_backward else _PassesClosure(trainer, pl_module, optimizer, kwargs)
 
-        vars(loop)["_make_closure"] = ours
-        self._undo.callback(lambda: vars(loop).pop("_make_closure", None))
-        self._undo.callback(_taking_trainers_closures(optimizer, lambda: loop._skip_backward))
+        self._undo.enter_context(_replaced(loop, "_make_closure", ours))
+        self._undo.enter_context(_step_with_closure(optimizer, lambda: loop._skip_backward))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Give the loop its own closure back."""
@@ -140,13 +127,25 @@ def _checked_optimizer(trainer: Trainer, module: LightningModule) -> Optimizer:
     return optimizer
 
 
-def _taking_trainers_closures(optimizer: Optimizer, idle: Callable[[], bool]) -> Callable[[], None]:
-    """Let ``step`` take the closure of a precision plugin, which runs the passes and clips; return how to undo it.
+@contextmanager
+def _replaced(instance: Any, name: str, value: Any) -> Iterator[None]:
+    """Let an instance have another attribute in this block; what it had itself, or from its class, comes back."""
+    attributes = vars(instance)
+    before = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = value
+    try:
+        yield
+    finally:
+        attributes.pop(name, None)
+        attributes.update(before)
+
+
+def _step_with_closure(optimizer: Optimizer, idle: Callable[[], bool]) -> AbstractContextManager[None]:
+    """Let ``step`` take the closure of a precision plugin, which runs the passes and clips.
 
     While ``idle``, there was no backward, and there is nothing to step by.
     """
-    before = vars(optimizer).get("step")  # a scheduler's
-    inner = optimizer.step
+    inner = optimizer.step  # a scheduler's, where there is one
 
     @wraps(inner)
     def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
@@ -155,13 +154,7 @@ def _taking_trainers_closures(optimizer: Optimizer, idle: Callable[[], bool]) ->
             inner()
         return result
 
-    def undo() -> None:
-        vars(optimizer).pop("step", None)
-        if before is not None:
-            vars(optimizer)["step"] = before
-
-    vars(optimizer)["step"] = types.MethodType(step, optimizer)  # as a scheduler puts its own there
-    return undo
+    return _replaced(optimizer, "step", types.MethodType(step, optimizer))  # as a scheduler puts its own there
 
 
 def _loss_of(output: Any) -> Tensor:
@@ -200,13 +193,10 @@ def _quiet(module: LightningModule) -> Iterator[None]:
     held = [value for attributes in before for value in attributes.values()]  # changed in place, or replaced
     tensors = [(value, value.clone()) for value in held if isinstance(value, Tensor)]
     lists = [(value, list(value)) for value in held if isinstance(value, list)]
-    log, vars(module)["log"] = vars(module).get("log"), lambda *_, **__: None
     try:
-        yield
+        with _replaced(module, "log", lambda *_, **__: None):
+            yield
     finally:
-        del vars(module)["log"]
-        if log is not None:
-            vars(module)["log"] = log
         for attributes, values in zip(metrics, before, strict=True):
             attributes.update(values)
         with torch.no_grad():

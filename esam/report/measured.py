@@ -62,15 +62,15 @@ class Difference:
         return f"{self.value:+.1f} ({self.value - self.half_width:+.1f} to {self.value + self.half_width:+.1f})"
 
 
-def difference(one: Measured | None, other: Measured | None) -> Difference | None:
-    """Return how far one mean lies above another; None unless both were measured with two seeds or more."""
-    if one is None or other is None or one.std is None or other.std is None:
+def difference(x: Measured | None, y: Measured | None) -> Difference | None:
+    """Return how far the mean of x lies above that of y; None unless both were measured with two seeds or more."""
+    if x is None or y is None or x.std is None or y.std is None:
         return None
-    a, b = one.std**2 / one.n, other.std**2 / other.n
-    freedom = (a + b) ** 2 / (a**2 / (one.n - 1) + b**2 / (other.n - 1)) if a + b else math.inf
+    a, b = x.std**2 / x.n, y.std**2 / y.n
+    freedom = (a + b) ** 2 / (a**2 / (x.n - 1) + b**2 / (y.n - 1)) if a + b else math.inf
     # of the next lower entry of the table, so never too small
     t95 = NORMAL95 if freedom > 60 else max((n, t) for n, t in T95.items() if n <= max(1, freedom + 1e-9))[1]
-    return Difference(one.mean - other.mean, t95 * math.sqrt(a + b))
+    return Difference(x.mean - y.mean, t95 * math.sqrt(a + b))
 
 
 def written(

@@ -50,14 +50,14 @@ def _page(records: Sequence[RunRecord], unread: Sequence[str]) -> str:
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # slow, and tables do without it
 
     conditions = summarise(records)
-    every = [one for methods in conditions.values() for one in methods]
-    style_of = styles({one.name: one.method for one in every})
+    every = [summary for methods in conditions.values() for summary in methods]
+    style_of = styles({summary.name: summary.method for summary in every})
     sections = [_section(title, methods, style_of) for title, methods in conditions.items()]
     figures = [{"title": c.title, "traces": c.traces, "layout": c.layout} for s in sections for c in s["charts"]]
     finished = sum(record.finished for record in records)
-    common, differing = settings.common_and_differing([run for one in every for run in one.runs])
-    own = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
-    scripts = [get_plotlyjs().replace("\r\n", "\n"), own]
+    common, differing = settings.common_and_differing([run for summary in every for run in summary.runs])
+    ours = Path(__file__).with_name("report.js").read_text(encoding="utf-8")
+    scripts = [get_plotlyjs().replace("\r\n", "\n"), ours]
     environment = Environment(loader=PackageLoader("esam", "report"), autoescape=True, undefined=StrictUndefined)
     environment.trim_blocks = environment.lstrip_blocks = True
     environment.policies["json.dumps_kwargs"] = {"allow_nan": False}
@@ -78,10 +78,10 @@ def _page(records: Sequence[RunRecord], unread: Sequence[str]) -> str:
 
 def _section(title: str, methods: Sequence[MethodSummary], style_of: Mapping[str, MethodStyle]) -> dict[str, Any]:
     """Return what the page shows of one condition, from the answer to the small print."""
-    changes, seeds = advice(methods), sorted({one.n for one in methods})
+    changes, seeds = advice(methods), sorted({summary.n for summary in methods})
     over = f"Means of {seeds[0]} seeds" if len(seeds) == 1 else "Means over the seeds"
     words = f"{over} ± sample standard deviation; in brackets: 95 % interval, each by itself"
-    tags = {one.name: ["base"] if one.is_base else [] for one in methods}
+    tags = {summary.name: ["base"] if summary.is_base else [] for summary in methods}
     for change in changes:
         for name in change.names:
             tags[name].append(change.word)
@@ -89,12 +89,12 @@ def _section(title: str, methods: Sequence[MethodSummary], style_of: Mapping[str
         "title": title,
         "verdict": verdict(methods),
         "table": results_sheet(methods, words if seeds[-1] > 1 else "One seed"),
-        "styles": [style_of[one.name] for one in methods],
+        "styles": [style_of[summary.name] for summary in methods],
         "tags": tags,
         "advice": changes,
         "folded": [details_sheet(methods, "More figures"), tried_sheet(searches(methods))],
-        "left_out": [item for one in methods for item in one.left_out()],
-        "charts": charts([(one, style_of[one.name]) for one in methods]),
+        "left_out": [item for summary in methods for item in summary.left_out()],
+        "charts": charts([(summary, style_of[summary.name]) for summary in methods]),
     }
 
 

@@ -51,7 +51,6 @@
   // which methods are shown
 
   function shown(meta) {
-    if (!meta.group) return off.size === 0;  // of all methods together
     return !off.has(meta.group) && (!meta.band || boxes.length - off.size <= MOST_BANDS);
   }
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from esam.report.measured import ABSENT, Measured, duration, memory, written
 from esam.report.settings import readable, recorded_settings, shown
-from esam.report.sheets import Form, Sheet, as_text, formatted
+from esam.report.sheets import Form, Sheet, as_csv, as_markdown, as_text
 from esam.report.summaries import MethodSummary
 from esam.report.verdict import advice, verdict
 
@@ -27,65 +27,62 @@ def results_sheet(methods: Sequence[MethodSummary], title: str = "", columns: Se
     Training accuracy is always among them: without it, a method that was not trained enough looks like a bad one.
     """
     cells = _cells(methods)
-    if columns is None:
-        classes = any(one.accuracy is not None for one in methods)
-        always = {"Train acc., %"} if classes or all(one.test_loss is None for one in methods) else set()
-        columns = [key for key in cells if key in always | _filled(cells) and key not in _detailed(methods)]
-    rows = zip([one.name for one in methods], *(cells[key] for key in columns), strict=True)
+    columns = [key for key in cells if key not in _detailed(methods)] if columns is None else columns
+    rows = zip([summary.name for summary in methods], *(cells[key] for key in columns), strict=True)
     return Sheet(title, ("Method", *columns), tuple(rows))
 
 
 def details_sheet(methods: Sequence[MethodSummary], title: str = "") -> Sheet:
     """Return the figures that the first table leaves out."""
-    filled = _filled(_cells(methods))
-    return results_sheet(methods, title, [key for key in _detailed(methods) if key in filled])
+    cells = _cells(methods)
+    return results_sheet(methods, title, [key for key in _detailed(methods) if key in cells])
 
 
 def _detailed(methods: Sequence[MethodSummary]) -> list[str]:
     """Return the columns of the second table."""
-    same = ["Seeds"] if len({one.n for one in methods}) == 1 else []  # said once, in the title
-    classes = ["Test loss"] if any(one.accuracy is not None for one in methods) else []
+    same = ["Seeds"] if len({summary.n for summary in methods}) == 1 else []  # said once, in the title
+    classes = ["Test loss"] if any(summary.accuracy is not None for summary in methods) else []
     return [*same, "CPU time", "Time", "Train loss", *classes, "Images/s", "Peak memory", "Forward", "Backward"]
 
 
-def _filled(cells: Mapping[str, Sequence[str]]) -> set[str]:
-    return {key for key, column in cells.items() if set(column) != {ABSENT}}
-
-
 def _cells(methods: Sequence[MethodSummary]) -> dict[str, list[str]]:
-    base = next((one.name for one in methods if one.is_base), "base")
+    """Return the columns of both tables by their titles, those with something to show."""
+    base = next((summary.name for summary in methods if summary.is_base), "base")
     time = "CPU time" if methods and methods[0].processor_time else "Time"
     searched = tuned_names(searches(methods))
     rows = []
-    for one in methods:
-        taken = recorded_settings(one.runs[0])
+    for summary in methods:
+        taken = recorded_settings(summary.runs[0])
         row = {
-            "Seeds": str(one.n),
-            "Test acc., %": _accuracy(one),
-            f"Points vs {base}": one.gain and one.gain.format(),
-            "Test loss": written(one.test_loss, seeds=one.n),
-            "Test metric": written(one.test_metric, seeds=one.n),
-            f"{time} vs {base}": one.time_ratio and f"{one.time_ratio:.2f}×",
-            "Counted": one.counted_ratio and f"{one.counted_ratio:.2f}×",
-            time: one.time and duration(one.time.mean),
-            "Train acc., %": written(one.train_accuracy, seeds=one.n, factor=100, decimals=2),
-            "Sharpness": written(one.sharpness, seeds=one.n),
-            **{f"{b} bits, points": written(one.drop(b), seeds=one.n, factor=-100, decimals=1) for b in BITS},
+            "Seeds": str(summary.n),
+            "Test acc., %": _accuracy(summary),
+            f"Points vs {base}": summary.gain and summary.gain.format(),
+            "Test loss": written(summary.test_loss, seeds=summary.n),
+            "Test metric": written(summary.test_metric, seeds=summary.n),
+            f"{time} vs {base}": summary.time_ratio and f"{summary.time_ratio:.2f}×",
+            "Counted": summary.counted_ratio and f"{summary.counted_ratio:.2f}×",
+            time: summary.time and duration(summary.time.mean),
+            "Train acc., %": written(summary.train_accuracy, seeds=summary.n, factor=100, decimals=2),
+            "Sharpness": written(summary.sharpness, seeds=summary.n),
+            **{f"{b} bits, points": written(summary.drop(b), seeds=summary.n, factor=-100, decimals=1) for b in BITS},
             **{f"{readable(s)}, tuned": None if taken.get(s) is None else shown(taken[s]) for s in searched},
-            "Train loss": written(one.train_loss, seeds=one.n),
-            "Images/s": written(one.images_per_second, seeds=one.n),
-            "Peak memory": one.peak_memory and memory(one.peak_memory.mean),
-            "Forward": one.forwards and f"{one.forwards.mean:,.1f}".removesuffix(".0"),
-            "Backward": one.backwards and f"{one.backwards.mean:,.1f}".removesuffix(".0"),
+            "Train loss": written(summary.train_loss, seeds=summary.n),
+            "Images/s": written(summary.images_per_second, seeds=summary.n),
+            "Peak memory": summary.peak_memory and memory(summary.peak_memory.mean),
+            "Forward": summary.forwards and f"{summary.forwards.mean:,.1f}".removesuffix(".0"),
+            "Backward": summary.backwards and f"{summary.backwards.mean:,.1f}".removesuffix(".0"),
         }
         rows.append({key: value or ABSENT for key, value in row.items()})
-    return {key: [row[key] for row in rows] for key in rows[0]}
+    columns = {key: [row[key] for row in rows] for key in rows[0]}
+    regression = all(summary.accuracy is None for summary in methods) and any(summary.test_loss for summary in methods)
+    always = set() if regression else {"Train acc., %"}
+    return {key: column for key, column in columns.items() if key in always or set(column) != {ABSENT}}
 
 
-def _accuracy(one: MethodSummary) -> str:
-    reached = written(one.accuracy, seeds=one.n, factor=100, decimals=2)
-    lost = f"{one.diverged} diverged" if one.diverged else ""
-    return "; ".join(filter(None, [reached if one.n or not lost else "", lost]))
+def _accuracy(summary: MethodSummary) -> str:
+    reached = written(summary.accuracy, seeds=summary.n, factor=100, decimals=2)
+    lost = f"{summary.diverged} diverged" if summary.diverged else ""
+    return "; ".join(filter(None, [reached if summary.n or not lost else "", lost]))
 
 
 def answer_text(methods: Sequence[MethodSummary], title: str = "", width: int | None = None) -> str:
@@ -99,7 +96,10 @@ def results_text(conditions: Mapping[str, Sequence[MethodSummary]], form: Form) 
     """Return the results of every condition: as JSON with mean and deviation of each figure, or as tables."""
     if form == "json":
         return json.dumps(figures(conditions), indent=1, ensure_ascii=False)
-    return formatted([results_sheet(methods, title) for title, methods in conditions.items()], form)
+    sheets = [results_sheet(methods, title) for title, methods in conditions.items()]
+    if form == "md":
+        return "\n\n".join(text for sheet in sheets for text in (sheet.title, as_markdown(sheet)) if text)
+    return "\n\n".join(map(as_csv if form == "csv" else as_text, sheets))
 
 
 def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str, Any]]:
@@ -109,11 +109,11 @@ def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str,
     """
     rows = []
     for condition, methods in conditions.items():
-        for one in methods:
-            row = {"condition": condition, "method": one.method, "name": one.name, "diverged": one.diverged}
-            row |= {"seeds": [run.seed for run in one.finished], "time_ratio": one.time_ratio}
-            row |= {"counted_ratio": one.counted_ratio, "gain": one.gain and dataclasses.asdict(one.gain)}
-            measured = {"test_accuracy": one.accuracy, **{name: getattr(one, name) for name in QUALITY + COST}}
+        for summary in methods:
+            row = {"condition": condition, "method": summary.method, "name": summary.name, "diverged": summary.diverged}
+            row |= {"seeds": [run.seed for run in summary.finished], "time_ratio": summary.time_ratio}
+            row |= {"counted_ratio": summary.counted_ratio, "gain": summary.gain and dataclasses.asdict(summary.gain)}
+            measured = {"test_accuracy": summary.accuracy, **{name: getattr(summary, name) for name in QUALITY + COST}}
             for name, value in measured.items():
                 row[name], row[f"{name}_std"] = (None, None) if value is None else (value.mean, value.std)
             rows.append(row)
@@ -122,8 +122,8 @@ def figures(conditions: Mapping[str, Sequence[MethodSummary]]) -> list[dict[str,
 
 def searches(methods: Sequence[MethodSummary]) -> dict[str, Search]:
     """Return the searches that the runs' records hold, by the methods' names."""
-    found = {one.name: [run.config.get("tuned") for run in one.runs] for one in methods}
-    return {name: search for name, several in found.items() if (search := next(filter(None, several), None))}
+    tuned = {summary.name: [run.config.get("tuned") for run in summary.runs] for summary in methods}
+    return {name: search for name, of_runs in tuned.items() if (search := next(filter(None, of_runs), None))}
 
 
 def tuned_names(searches: Mapping[str, Search]) -> list[str]:

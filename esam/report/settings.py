@@ -56,13 +56,13 @@ def shown(value: Any) -> str:
 
 def values_by_name(records: Sequence[RunRecord], settings: Sequence[Settings]) -> dict[str, ByName]:
     """Return the values of each setting: {"rho": {"SGD": [None], "SAM": ["0.05"]}}."""
-    found: dict[str, ByName] = {}
+    by_key: dict[str, ByName] = {}
     for key in dict.fromkeys(key for setting in settings for key in setting):
-        values = found[key] = {record.name: [] for record in records}
+        values = by_key[key] = {record.name: [] for record in records}
         for record, setting in zip(records, settings, strict=True):
             value = None if setting.get(key) is None else shown(setting[key])
             values[record.name] += [value] if value not in values[record.name] else []
-    return found
+    return by_key
 
 
 def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
@@ -73,12 +73,10 @@ def common_and_differing(records: Sequence[RunRecord]) -> tuple[Sheet, Sheet]:
     usual = {key: shown(value) for key, value in Config().as_json().items() if key not in MAIN}
     common, differing = [], []
     for key, values in values_by_name(records, [recorded_settings(record) for record in records]).items():
-        several = {value for found in values.values() for value in found}
-        if len(several) > 1:
-            differing.append(
-                (readable(key), *("; ".join(value or ABSENT for value in found) for found in values.values()))
-            )
-        elif (value := several.pop()) is not None and value != usual.get(key):
+        different = {value for each in values.values() for value in each}
+        if len(different) > 1:
+            differing.append((readable(key), *("; ".join(v or ABSENT for v in each) for each in values.values())))
+        elif (value := different.pop()) is not None and value != usual.get(key):
             common.append((readable(key), value))
     names = dict.fromkeys(record.name for record in records)
     shared = Sheet("Common to all runs", ("Setting", "Value"), tuple(common))
@@ -108,24 +106,24 @@ def _entries(title: str, runs: Sequence[Mapping[str, str]]) -> Sheet:
 
 def notes(records: Sequence[RunRecord]) -> list[str]:
     """Return the remarks that the runs carry, each once, and a warning where their times do not compare."""
-    found = [str(note) for record in records for note in record.config.get("notes") or ()]
+    remarks = [str(note) for record in records for note in record.config.get("notes") or ()]
     machines = {tuple(record.run["environment"].get(key) for key in ("hardware", "threads")) for record in records}
     if len(machines) > 1:
-        found.append("The runs were measured on different hardware or thread counts: their times do not compare.")
-    return list(dict.fromkeys(found))
+        remarks.append("The runs were measured on different hardware or thread counts: their times do not compare.")
+    return list(dict.fromkeys(remarks))
 
 
 def _data_words(facts: Mapping[str, Any]) -> dict[str, str]:
-    found = {"training samples": f"{facts['train']:,}", "test samples": f"{facts['test']:,}"}
+    words = {"training samples": f"{facts['train']:,}", "test samples": f"{facts['test']:,}"}
     if facts.get("shape"):
-        found["shape of a sample"] = " × ".join(map(str, facts["shape"]))
+        words["shape of a sample"] = " × ".join(map(str, facts["shape"]))
     counts = {part: each for part, each in (facts.get("of_each_class") or {}).items() if each}
     names = facts.get("classes") or range(max(map(len, counts.values()), default=0))
     if names:
         rest = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        found["classes"] = f"{len(names)}: {', '.join(map(str, names[:NAMED]))}{rest}"
+        words["classes"] = f"{len(names)}: {', '.join(map(str, names[:NAMED]))}{rest}"
     for part, each in counts.items():
         low, high = min(each), max(each)
-        found[f"{part} samples of a class"] = f"{low:,}" if low == high else f"{low:,} to {high:,}"
-    found["fingerprint"] = str(facts["fingerprint"])
-    return found
+        words[f"{part} samples of a class"] = f"{low:,}" if low == high else f"{low:,} to {high:,}"
+    words["fingerprint"] = str(facts["fingerprint"])
+    return words

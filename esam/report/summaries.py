@@ -25,7 +25,7 @@ TASK_SETTINGS = {"data", "label_noise", "model"}
 
 def _over_seeds(name: str) -> Any:
     """Return a property: a figure of the finished runs' ends, None where no run has it."""
-    return property(lambda self: Measured.of((run.end or {}).get(name) for run in self.finished))
+    return property(lambda self: Measured.of(self.by_seed(name).values()))
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,20 @@ class MethodSummary:
     @property
     def accuracy(self) -> Measured | None:
         """Test accuracy after the last epoch, a share from 0 to 1."""
-        return Measured.of(run.end["test_accuracy"].get("last") for run in self.finished if run.end)
+        return Measured.of(accuracy.get("last") for accuracy in self.by_seed("test_accuracy").values())
 
     @property
     def peak_memory(self) -> Measured | None:
         """Of an accelerator; a process on CPUs mostly holds its libraries, which says nothing of a method."""
-        return None if self.on_cpus else Measured.of((run.end or {}).get("peak_memory") for run in self.finished)
+        return None if self.on_cpus else Measured.of(self.by_seed("peak_memory").values())
+
+    def by_seed(self, name: str) -> dict[int, Any]:
+        """Return what the finished runs' ends say under a name; None where one says nothing."""
+        return {run.seed: (run.end or {}).get(name) for run in self.finished}
 
     def drop(self, bits: str) -> Measured | None:
         """Return the accuracy lost when the weights are rounded to 8 or 4 bits."""
-        rounded = [(run.end or {}).get("rounded_accuracy") or {} for run in self.finished]
-        return Measured.of(each["32"] - each[bits] for each in rounded if None not in (each.get("32"), each.get(bits)))
+        return Measured.of(each["32"] - each[bits] for each in self.by_seed("rounded_accuracy").values() if each)
 
     @property
     def on_cpus(self) -> bool:
@@ -88,7 +91,10 @@ class MethodSummary:
 
     def left_out(self) -> list[str]:
         """Say what an average over the runs does not hold."""
-        items = [f"seed {run.seed}: {_how_far(run)}" for run in self.unfinished]
+        items = [
+            f"seed {run.seed}: {run.end.get('error') if run.end else f'unfinished after {run.last_epoch} epochs'}"
+            for run in self.unfinished
+        ]
         if self.repeats:
             items.append(f"{self.repeats} of the runs repeat a seed; the latest of each seed counts")
         return [f"{self.name}, {item}" for item in items]
@@ -116,8 +122,8 @@ class MethodSummary:
     @property
     def time(self) -> Measured | None:
         """Seconds of training, of the processor or of the clock as ``processor_time`` says."""
-        found: Measured | None = self.cpu_seconds if self.processor_time else self.seconds
-        return found
+        seconds: Measured | None = self.cpu_seconds if self.processor_time else self.seconds
+        return seconds
 
     @property
     def time_ratio(self) -> float | None:
@@ -147,12 +153,6 @@ class MethodSummary:
         return passes[0].mean + 2 * passes[1].mean if passes[0] and passes[1] else None
 
 
-def _how_far(run: RunRecord) -> str:
-    if run.diverged and run.end is not None:
-        return f"diverged: {run.end.get('error') or f'in epoch {run.last_epoch}'}"
-    return f"unfinished after {run.last_epoch} epochs"
-
-
 def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     """Sort records by method and by what sets their condition apart, "label noise 0.2"; the base comes first.
 
@@ -165,8 +165,8 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
     conditions: list[str] = []
     options: dict[str, list[str]] = {record.name: [] for record in records}
     for key, values in values_by_name(records, settings).items():
-        names_with_several = [name for name, found in values.items() if len(found) > 1]
-        of_the_task = key in TASK_SETTINGS and len({value for found in values.values() for value in found}) > 1
+        names_with_several = [name for name, different in values.items() if len(different) > 1]
+        of_the_task = key in TASK_SETTINGS and len({value for each in values.values() for value in each}) > 1
         if of_the_task or (names_with_several and key not in of_methods):
             conditions.append(key)
         else:
@@ -184,14 +184,15 @@ def summarise(records: Sequence[RunRecord]) -> dict[str, list[MethodSummary]]:
 def _against_base(runs: dict[str, list[RunRecord]]) -> list[MethodSummary]:
     """Return the summaries of one condition in the registry's order, measured against the base, which comes first."""
     rank = {method: number for number, method in enumerate(METHODS)}
-    methods = [_summary(name, found) for name, found in runs.items()]
-    methods.sort(key=lambda one: (rank.get(one.method, len(rank)), _natural(one.name)))
-    processor = all(one.cpu_seconds is not None and one.on_cpus for one in methods if one.n)
-    methods = [dataclasses.replace(one, processor_time=processor) for one in methods]
-    timed = [one for one in methods if one.images_per_second is not None]
-    fastest = max(timed, key=lambda one: one.images_per_second.mean, default=None)
-    base = next((one for one in methods if one.method == "base"), fastest)
-    return sorted((dataclasses.replace(one, base=base) for one in methods), key=lambda one: not one.is_base)
+    methods = [_summary(name, of_name) for name, of_name in runs.items()]
+    methods.sort(key=lambda summary: (rank.get(summary.method, len(rank)), _natural(summary.name)))
+    processor = all(summary.cpu_seconds is not None and summary.on_cpus for summary in methods if summary.n)
+    methods = [dataclasses.replace(summary, processor_time=processor) for summary in methods]
+    timed = [summary for summary in methods if summary.images_per_second is not None]
+    fastest = max(timed, key=lambda summary: summary.images_per_second.mean, default=None)
+    base = next((summary for summary in methods if summary.method == "base"), fastest)
+    methods = [dataclasses.replace(summary, base=base) for summary in methods]
+    return sorted(methods, key=lambda summary: not summary.is_base)
 
 
 def _summary(name: str, runs: Iterable[RunRecord]) -> MethodSummary:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,7 @@ from .plan import DEFAULT_METHODS, Comparison, PlannedRun, plan
 from .preflight import check_data, check_model
 from .tuning import tuned_runs
 
-OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 FIELDS = (
     *("momentum", "weight_decay", "schedule", "warmup", "evaluate_every", "budget"),
     *("precision", "device", "threads", "workers", "compile", "notes"),
@@ -70,7 +70,7 @@ def compare(
     batch_size: int | None = None,
     loss: Loss = per_sample_cross_entropy,
     metric: Metric | None = None,
-    optimizer: OptimizerFactory | Literal["sgd", "adamw"] = "sgd",
+    optimizer: MakeOptimizer | Literal["sgd", "adamw"] = "sgd",
     lr: float | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     tune: int = 0,
@@ -129,19 +129,22 @@ def compare(
         if fixed_batches:
             raise ValueError("batch_size is the DataLoader's own: set it there")
         fixed_batches, chosen["batch_size"] = True, train.batch_size or Config.batch_size
-    data = {False: _Data.of(train, test, loss, classes)}
-    if tune:
-        data[True] = data[False].held_out() if validation is None else _Data.of(train, validation, loss, classes)
     searched = [key for key in tune_over if key in ("lr", "weight_decay")] if tune else []
-    problem = _Problem(build_model, optimizer, metric, data, searched)
+    problem = trials = _Problem(build_model, optimizer, metric, searched, *_data(train, test, loss, classes))
+    if tune and validation is not None:
+        trials = _Problem(build_model, optimizer, metric, searched, *_data(train, validation, loss, classes))
+    elif tune:
+        trials = problem.held_out()
     config = Config(data=name, **{**problem.described(), **chosen, "notes": tuple(more.get("notes", ()))})
     if isinstance(optimizer, str):
         check_choices(config)
     if config.budget is None:
-        samples = sample_count(data[False].task.train)
+        samples = sample_count(problem.task.train)
         config = suited(config, samples, epochs=epochs is None, batch_size=not fixed_batches)
     config.check()
     problem.check(config)
+    if tune:
+        trials.check(config)
     comparison = Comparison(config, tuple(methods), tuple(seeds), settings or {}, tune=tune, tune_over=tuple(tune_over))
 
     def do(planned: PlannedRun) -> RunRecord:
@@ -149,8 +152,8 @@ def compare(
             if tell is not None:
                 tell(f"{planned.name}: {epoch_words(metrics, planned.config)}")
 
-        measures = {} if planned.config.validation else data[False].measures
-        return run(planned.config, planned.folder, parts=problem.parts, measures=measures, watch=watch)
+        parts, measures = (trials.parts, {}) if planned.config.validation else (problem.parts, problem.measures)
+        return run(planned.config, planned.folder, parts=parts, measures=measures, watch=watch)
 
     ranks = Ranks.current()
     plan(comparison, out)  # refuses before the search what could not be compared after it
@@ -158,45 +161,16 @@ def compare(
     return Compared(tuple(records), ranks.from_first(write_report(out) if ranks.first else Path(out)))
 
 
-class _Data(NamedTuple):
-    """What is trained and tested on: a task, and the loaders that were given for its parts."""
-
-    task: Task
-    facts: Facts
-    train_loader: DataLoader[Any] | None = None
-    test_loader: DataLoader[Any] | None = None
-
-    @classmethod
-    def of(cls, train: Samples, test: Samples, loss: Loss, classes: Sequence[str] | None) -> _Data:
-        if not callable(loss):
-            raise ValueError(f"loss must be a function, got {type(loss).__name__}")
-        loaders = [given if isinstance(given, DataLoader) else None for given in (train, test)]
-        parts = [given.dataset if isinstance(given, DataLoader) else given for given in (train, test)]
-        task = Task(parts[0], parts[1], loss, None if classes is None else tuple(classes))
-        return cls(task, data_facts(task), *loaders)
-
-    def held_out(self) -> _Data:
-        if self.train_loader is not None:
-            raise ValueError(
-                "tune evaluates on samples that are not trained on, and a DataLoader cannot be divided; give such "
-                "samples as validation=, or pass its Dataset instead of the loader"
-            )
-        task = held_out_task(self.task)
-        return _Data(task, data_facts(task))
-
-    def batches(self, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch], Iterable[Batch]]:
-        """Return the training batches, the test samples and the training samples once; a loader reads its own."""
-        made: list[Any] = [*batches_of(config, self.task, device, torch.contiguous_format)]
-        for place, loader in enumerate((self.train_loader, self.test_loader, self.train_loader)):
-            if loader is not None:
-                made[place] = SeededLoader(loader, seed=config.seed)
-        return made[0], made[1], made[2]
-
-    @property
-    def measures(self) -> Mapping[str, Any]:
-        """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
-        loaders = [loader for loader in (self.train_loader, self.test_loader) if loader is not None]
-        return {} if any(loader.collate_fn is not default_collate for loader in loaders) else MEASURES
+def _data(
+    train: Samples, test: Samples, loss: Loss, classes: Sequence[str] | None
+) -> tuple[Task, Facts, list[DataLoader[Any] | None]]:
+    """Return what is trained and tested on, and the loaders that were given for it."""
+    if not callable(loss):
+        raise ValueError(f"loss must be a function, got {type(loss).__name__}")
+    loaders = [samples if isinstance(samples, DataLoader) else None for samples in (train, test)]
+    parts = [samples.dataset if isinstance(samples, DataLoader) else samples for samples in (train, test)]
+    task = Task(parts[0], parts[1], loss, None if classes is None else tuple(classes))
+    return task, data_facts(task), loaders
 
 
 @dataclass(frozen=True)
@@ -204,12 +178,40 @@ class _Problem:
     """A user's model, optimizer and data, made into the parts of runs."""
 
     build: Callable[[], nn.Module]
-    optimizer: OptimizerFactory | str
+    optimizer: MakeOptimizer | str
     metric: Metric | None
-    data: Mapping[bool, _Data]
-    """By whether held-out training samples take the place of the test samples."""
     searched: Sequence[str]
     """What a search changes in all groups of the user's optimizer."""
+    task: Task
+    facts: Facts
+    loaders: Sequence[DataLoader[Any] | None]
+    """Those that were given for the training and the test data."""
+
+    @property
+    def measures(self) -> Mapping[str, Any]:
+        """What is measured at the end of a run: what the command measures, where samples can be picked one by one."""
+        collated = [loader.collate_fn for loader in self.loaders if loader is not None]
+        return MEASURES if all(collate is default_collate for collate in collated) else {}
+
+    def held_out(self) -> _Problem:
+        """Return the same with a fifth of the training data in the place of the test data."""
+        if self.loaders[0] is not None:
+            raise ValueError(
+                "tune evaluates on samples that are not trained on, and a DataLoader cannot be divided; give such "
+                "samples as validation=, or pass its Dataset instead of the loader"
+            )
+        task = held_out_task(self.task)
+        return replace(self, task=task, facts=data_facts(task))
+
+    def batches(self, config: Config, device: torch.device) -> tuple[Any, Iterable[Batch], Iterable[Batch]]:
+        """Return the training batches, the test samples and the training samples once; a loader reads its own."""
+        ours = batches_of(config, self.task, device, torch.contiguous_format)
+        loaders = (*self.loaders, self.loaders[0])
+        train, test, ordered = (
+            each if loader is None else SeededLoader(loader, seed=config.seed)
+            for each, loader in zip(ours, loaders, strict=True)
+        )
+        return train, test, ordered
 
     def described(self) -> dict[str, Any]:
         """Return the names of the model and the optimizer, and the settings that the latter begins with."""
@@ -236,18 +238,17 @@ class _Problem:
 
     def check(self, config: Config) -> None:
         """Refuse a model, a loss and data that do not go together."""
-        data = self.data[False]
-        check_data(data.task, data.facts)
-        train, *_ = data.batches(config, torch.device("cpu"))
-        check_model(self.model(0), self.model(0), next(iter(train.epoch(1))), data.task, data.facts)
+        check_data(self.task, self.facts)
+        train, *_ = self.batches(config, torch.device("cpu"))
+        check_model(self.model(0), self.model(0), next(iter(train.epoch(1))), self.task, self.facts)
 
     def parts(self, config: Config) -> Parts:
         """Return the parts of one run."""
-        data, device = self.data[config.validation], chosen_device(config.device)
+        device = chosen_device(config.device)
         model = placed(self.model(config.seed), device)
-        facts, batches = {**data.facts, "model": _shape_of(model)}, data.batches(config, device)
+        facts, batches = {**self.facts, "model": _shape_of(model)}, self.batches(config, device)
         base = self._base(config, model)
-        return assemble(config, data.task, facts, model, batches, base=base, metric=self.metric)
+        return assemble(config, self.task, facts, model, batches, base=base, metric=self.metric)
 
     def _base(self, config: Config, model: nn.Module) -> Optimizer | None:
         """Return the user's own optimizer, with what a search has changed in all its groups by the same factor."""

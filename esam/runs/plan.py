@@ -47,10 +47,10 @@ class PlannedRun:
         record = self.record()
         return record is not None and (record.finished or record.diverged)
 
-    def prepare(self) -> None:
-        """Write the configuration where the run's process will read it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / CONFIG_NAME, json.dumps(self.config.as_json(), indent=1).encode())
+    @property
+    def order(self) -> str:
+        """The configuration as JSON."""
+        return json.dumps(self.config.as_json(), indent=1)
 
 
 @dataclass(frozen=True)
@@ -64,10 +64,11 @@ class Job:
     """As JSON."""
     ended = False
 
-    def prepare(self) -> None:
-        """Write the order where the job's process will read it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.folder / CONFIG_NAME, self.order.encode())
+
+def write_order(run: PlannedRun | Job) -> None:
+    """Write what a run is to do where its process will read it."""
+    run.folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(run.folder / CONFIG_NAME, run.order.encode())
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,11 @@ def configured(comparison: Comparison, method: str, seed: int) -> Config:
     = 1, whatever gamma the others have. What is given for a method by name goes before both.
     """
     row = find_method(method)
-    given = dict(comparison.settings.get(method, {}))
+    changes = dict(comparison.settings.get(method, {}))
     common = {k: v for k, v in comparison.config.settings.items() if k in row.options() and k not in row.settings}
-    settings = {**common, **{name: given.pop(name) for name in list(given) if name in row.options()}}
+    settings = {**common, **{name: changes.pop(name) for name in list(changes) if name in row.options()}}
     tuned = comparison.tuned.get(method, {})
-    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, tuned=tuned, **given)
+    return dataclasses.replace(comparison.config, method=method, seed=seed, settings=settings, tuned=tuned, **changes)
 
 
 def trial_config(comparison: Comparison, method: str, values: Mapping[str, Any], seed: int = SEED) -> Config:

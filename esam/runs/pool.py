@@ -10,13 +10,13 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from . import worker
-from .plan import LOG_NAME, Job, PlannedRun
+from .plan import LOG_NAME, Job, PlannedRun, write_order
 
 if TYPE_CHECKING:
     from .ray import RayCluster, RayRun
@@ -36,13 +36,17 @@ def run_all(
     Where results decide what comes next, ``runs`` is a function that returns what is open now: it is asked again after
     each run. ``watch`` is called again and again. If runs failed, this raises after the others have ended.
     """
+    ask = runs if callable(runs) else lambda: runs
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # set by torchrun
-        _run_on_every_rank(list(dict.fromkeys(runs() if callable(runs) else runs)), watch)
-        return
+        return _run_on_every_rank(dict.fromkeys(ask()), watch)
     begun: set[Run] = set()
+
+    def open_runs() -> list[Run]:
+        return [run for run in dict.fromkeys(ask()) if run not in begun and not run.ended]
+
     going: dict[Run, WorkerProcess | RayRun] = {}
     failures: list[str] = []
-    waiting = [run for run in dict.fromkeys(runs() if callable(runs) else runs) if not run.ended]
+    waiting = open_runs()
     try:
         while waiting or going:
             while waiting and len(going) < executor.at_once:
@@ -55,8 +59,7 @@ def run_all(
                 if (failure := started.poll()) is not None:
                     del going[run]
                     failures += [f"  {run.name}: {failure} ({run.folder / LOG_NAME})"] if failure else []
-                    if callable(runs):
-                        waiting = [new for new in dict.fromkeys(runs()) if new not in begun]
+                    waiting = open_runs()
     finally:
         for started in going.values():
             started.end()
@@ -65,7 +68,7 @@ def run_all(
         raise RuntimeError("\n".join([f"{len(failures)} of {len(begun)} runs failed:", *failures]))
 
 
-def _run_on_every_rank(runs: Sequence[Run], watch: Callable[[], None]) -> None:
+def _run_on_every_rank(runs: Iterable[Run], watch: Callable[[], None]) -> None:
     """Do each run on all ranks together, which call this alike; all must see the folders."""
     from esam.train.distributed import Ranks
 
@@ -73,7 +76,7 @@ def _run_on_every_rank(runs: Sequence[Run], watch: Callable[[], None]) -> None:
     for run in runs:
         watch()
         if ranks.first:
-            run.prepare()
+            write_order(run)
         ranks.from_first(None)  # the folder is prepared
         import_module(run.worker).main(run.folder)
     watch()
@@ -94,10 +97,11 @@ class Processes:
 
     def start(self, run: Run) -> WorkerProcess:
         """Hand a run to a process."""
-        run.prepare()
-        idle = [process for process in self._started if process.idle]
-        process = idle[0] if idle else WorkerProcess(self._reuse)
-        self._started += [] if idle else [process]
+        write_order(run)
+        process = next((process for process in self._started if process.idle), None)
+        if process is None:
+            process = WorkerProcess(self._reuse)
+            self._started.append(process)
         process.begin(run)
         return process
 

@@ -167,9 +167,9 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
         raise ValueError("the loss is not finite before any training; look for NaN or infinite values in the data")
 
 
-def _passed(function: Callable[..., Any], *given: Any) -> Any:
+def _passed(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
-        return function(*given)
+        return function(*arguments)
     except Exception as error:  # torch, and a user's own code, raise of every kind
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .plan import CONFIG_NAME, Job, PlannedRun
+from .plan import CONFIG_NAME, Job, PlannedRun, write_order
 from .worker import carry_out
 
 RETRIES = 5
@@ -82,7 +82,7 @@ class RayCluster:
 
     def start(self, run: PlannedRun | Job) -> RayRun:
         """Hand a run to the cluster."""
-        run.prepare()
+        write_order(run)
         folder = run.folder.absolute()
         environment = {k: v for k, v in os.environ.items() if k.startswith(SHARED_VARIABLES)}
         task = self.task.options(name=str(folder))  # for whoever reads `ps`

@@ -79,6 +79,7 @@ class Sweep:
     def __init__(self, start: Comparison, options: SweepOptions) -> None:
         self.start, self.options = start, options
         self.direction, self.key = OBJECTIVES[options.objective]
+        self.url = options.storage or f"sqlite:///{(options.out / 'sweep.db').absolute()}"
         if options.trials < 1:
             raise ValueError(f"trials must be 1 or more, got {options.trials}")
         if not options.search:
@@ -95,11 +96,6 @@ class Sweep:
                 raise ValueError(f"{name} is searched, and {', '.join(map(str, methods))} takes none; see esam methods")
             if options.sampler == "grid" and isinstance(values, FloatDistribution) and values.step is None:
                 raise ValueError(f"a grid needs values of {name}: write {name}=0.1,0.2 or a range with a step")
-
-    @property
-    def url(self) -> str:
-        """The address of the database."""
-        return self.options.storage or f"sqlite:///{(self.options.out / 'sweep.db').absolute()}"
 
     @functools.cached_property
     def study(self) -> optuna.Study:
@@ -118,29 +114,16 @@ class Sweep:
         )
 
     def work(self) -> None:
-        """Do trials in this process until there are enough; those of a worker that is gone are done again.
-
-        Optuna logs each trial.
-        """
-        if self.options.sampler == "grid":
-            self.study.optimize(self._tried)
-        elif len(self.study.get_trials(states=ENDED)) < self.options.trials:
-            self.study.optimize(self._tried, callbacks=[MaxTrialsCallback(self.options.trials, states=ENDED)])
-
-    def _tried(self, trial: Trial) -> float:
-        """Do a trial and return its value; one without a result is pruned, as it would have none another time."""
-        try:
-            return self._value(trial)
-        except KeyboardInterrupt:
-            self.study.enqueue_trial(trial.params)  # it waits for whoever comes next
-            raise
-        except TrialPruned:
-            raise
-        except Exception as error:  # of any kind: the model, the data and the loss may be the user's
-            raise TrialPruned(f"It failed: {failure_line(error)}") from error
+        """Do trials in this process until there are enough, or all of a grid; Optuna logs each trial."""
+        most = [] if self.options.sampler == "grid" else [MaxTrialsCallback(self.options.trials, states=ENDED)]
+        if not most or len(self.study.get_trials(states=ENDED)) < self.options.trials:
+            self.study.optimize(self._value, callbacks=most)
 
     def _value(self, trial: Trial) -> float:
-        """Do a trial's run, or resume it, and return what it is judged by; of equal ones, the first is done."""
+        """Do a trial's run, or resume it, and return what it is judged by.
+
+        A trial without a result is pruned, as it would have none another time.
+        """
 
         def report(metrics: dict[str, Any]) -> None:
             if metrics.get(self.key) is not None:
@@ -148,14 +131,22 @@ class Sweep:
                 if trial.should_prune():
                     raise TrialPruned
 
-        config = self.suggested(trial)
-        folder = folder_of(config, self.options.out)
-        trial.set_user_attr("run", folder.name)
-        record = do_run(config, folder, watch=report)
+        try:
+            config = self.suggested(trial)
+            folder = folder_of(config, self.options.out)
+            trial.set_user_attr("run", folder.name)
+            record = do_run(config, folder, watch=report)
+        except KeyboardInterrupt:
+            self.study.enqueue_trial(trial.params)  # it waits for whoever comes next
+            raise
+        except TrialPruned:
+            raise
+        except Exception as error:  # of any kind: the model, the data and the loss may be the user's
+            raise TrialPruned(f"It failed: {failure_line(error)}") from error
         if record.diverged:
-            raise RuntimeError((record.end or {}).get("error"))
+            raise TrialPruned(f"It diverged: {(record.end or {}).get('error')}")
         if (value := record.epochs[-1].get(self.key)) is None:
-            raise ValueError(f"its record has no {self.options.objective}")
+            raise TrialPruned(f"Its record has no {self.options.objective}")
         return float(value)
 
     def suggested(self, trial: Trial) -> Config:
@@ -183,11 +174,9 @@ class Sweep:
         best, pruned = self.best_first(), len(self.study.get_trials(states=[TrialState.PRUNED]))
         title = f"{len(best)} trials ended{f', {pruned} pruned or failed' if pruned else ''}; {self.options.sampler}"
         head = ("Trial", *self.dimensions, f"Held-out {self.options.objective}")
-        rows = [
-            (f"trial {t.number}", *(_short(t.params.get(name, "")) for name in head[1:-1]), _short(t.value))
-            for t in best
-        ]
-        return Sheet(title, head, tuple(rows[:most]))
+        rows = [(f"trial {t.number}", *(t.params.get(name, "") for name in self.dimensions), t.value) for t in best]
+        words = [tuple(f"{cell:.4g}" if isinstance(cell, float) else str(cell) for cell in row) for row in rows]
+        return Sheet(title, head, tuple(words[:most]))
 
 
 def read_dimension(word: str) -> tuple[str, BaseDistribution]:
@@ -220,7 +209,7 @@ def _applies(name: str, method: str) -> bool:
 
 def shown_url(url: str) -> str:
     """Return a database's address as it may be shown: without a password."""
-    return str(sqlalchemy.engine.make_url(url).render_as_string(hide_password=True))
+    return repr(sqlalchemy.engine.make_url(url))
 
 
 def _storage(url: str, attempts: int = 2) -> RDBStorage:
@@ -245,7 +234,3 @@ def _storage(url: str, attempts: int = 2) -> RDBStorage:
             return _storage(url, attempts - 1)
         reason = str(getattr(error, "orig", error)).splitlines()[0]
         raise ValueError(f"{shown_url(url)} (--storage) cannot be reached: {reason}") from error
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -80,7 +80,7 @@ def tune(comparison: Comparison, out: str | Path, launch: Launch) -> Comparison:
     for number in range(1 + ROUNDS):
         runs = trial_runs(comparison, points, out)
         launch([run for several in runs.values() for run in several])
-        trials = {m: [_trial(p, run) for p, run in zip(points[m], runs[m], strict=True)] for m in points}
+        trials = {method: [*map(_trial, points[method], runs[method])] for method in points}
         for method, several in trials.items():
             if best_of(several).score == -math.inf:
                 raise RuntimeError(f"no trial let {method} come to its end; lower lr")
@@ -113,16 +113,15 @@ def first_points(comparison: Comparison) -> dict[str, list[Point]]:
         raise ValueError(f"tune must be in 1..{len(FACTORS)} trials for each method, got {tries}")
     if not over or len(set(over)) < len(over) or not set(over) <= set(SEARCHED):
         raise ValueError(f"tune_over must name one or more of {', '.join(SEARCHED)}, each once, got {list(over)}")
-    orders = {}
-    for number, name in enumerate(over):
-        drawn = torch.randperm(tries - 1, generator=generator_for("tune", SEED, name)).tolist()
-        orders[name] = [0, *(1 + place for place in (drawn if number else range(tries - 1)))]
-    starts = {method: _start(configured(comparison, method, SEED), over) for method in comparison.methods}
-    return {
-        method: [_rounded({name: start[name] * FACTORS[orders[name][n]] for name in start}) for n in range(tries)]
-        for method, start in starts.items()
-        if start
-    }
+    factors = {over[0]: FACTORS[:tries]}
+    for name in over[1:]:
+        order = torch.randperm(tries - 1, generator=generator_for("tune", SEED, name)).tolist()
+        factors[name] = (FACTORS[0], *(FACTORS[1 + place] for place in order))
+    points = {}
+    for method in comparison.methods:
+        if start := _start(configured(comparison, method, SEED), over):
+            points[method] = [_rounded({k: v * factors[k][n] for k, v in start.items()}) for n in range(tries)]
+    return points
 
 
 def further_point(trials: Sequence[Trial]) -> Point:
