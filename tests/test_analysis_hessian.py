@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from esam.analysis import ModelObjective, hessian_trace, top_eigenvalues
+from esam.analysis import ModelObjective, hessian_trace, spectral_density, top_eigenvalues
 from esam.train.models.vit import VisionTransformer
 
 
@@ -37,6 +37,16 @@ def test_the_trace_is_within_its_error_and_the_error_shrinks():
     few, many = (hessian_trace(objective, parameters, vectors=n) for n in (20, 500))
     assert abs(many.value - sum(SPECTRUM)) < 4 * many.error
     assert many.error == pytest.approx(few.error / 5, rel=0.5)
+
+
+def test_the_density_integrates_to_one_and_to_the_mean_eigenvalue():
+    values = [float(i) for i in range(100)]
+    objective, parameters = quadratic(values)
+    found = spectral_density(objective, parameters, lanczos=40, draws=10, points=2000)
+    assert torch.trapezoid(found.density, found.eigenvalues).item() == pytest.approx(1, abs=0.02)
+    mean = torch.trapezoid(found.density * found.eigenvalues, found.eigenvalues).item()
+    assert mean == pytest.approx(49.5, rel=0.05)
+    assert -8 < found.eigenvalues[0] < 0 and 99 < found.eigenvalues[-1] < 107
 
 
 def dense_hessian(objective):
@@ -86,8 +96,9 @@ def test_a_seed_decides_everything_that_is_drawn():
     found = []
     for number, seed in ((5, 0), (6, 0), (6, 1)):
         torch.manual_seed(number)
-        found.append(hessian_trace(objective, parameters, vectors=3, seed=seed))
-    assert found[0] == found[1] != found[2]
+        density = spectral_density(objective, parameters, lanczos=5, seed=seed).density
+        found.append((hessian_trace(objective, parameters, vectors=3, seed=seed), density.tolist()))
+    assert found[0] == found[1] and all(a != b for a, b in zip(*found[1:], strict=True))
 
 
 @pytest.mark.parametrize(
@@ -96,6 +107,7 @@ def test_a_seed_decides_everything_that_is_drawn():
         (lambda o, p: top_eigenvalues(o, p, k=0), "k must be in 1..20, the number of parameters, got 0"),
         (lambda o, p: top_eigenvalues(o, p, k=21), "got 21"),
         (lambda o, p: hessian_trace(o, p, vectors=0), "vectors must be 1 or more, got 0"),
+        (lambda o, p: spectral_density(o, p, lanczos=21), "lanczos must be in 2..20"),
     ],
 )
 def test_wrong_numbers_are_refused(call, message):

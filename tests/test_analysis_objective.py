@@ -19,6 +19,7 @@ from esam.analysis import (
     random_plane,
     select,
     sharpness,
+    spectral_density,
     top_eigenvalues,
 )
 from esam.analysis.objective import moved, repeats, value_and_gradient
@@ -84,6 +85,7 @@ ANALYSES = {
     "landscape": lambda o, p: landscape([(o, random_plane(p, seed=0))], p, [[-1, 0, 1], [0, 1, 2, 3]]),
     "eigenvalues": lambda o, p: top_eigenvalues(o, p),
     "trace": lambda o, p: hessian_trace(o, p, vectors=2),
+    "density": lambda o, p: spectral_density(o, p, lanczos=5, draws=1),
     "linearity": lambda o, p: linearity(o, p, {name: w.detach() for name, w in p.items()}),
 }
 OF_SAMPLES = {

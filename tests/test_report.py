@@ -337,8 +337,8 @@ def test_the_page_shows_the_verdict_first_and_then_the_numbers_of_the_records(pa
     assert ["classes", f"2: cat, {EVIL}"] in facts and ["train samples of a class", "200 to 300"] in facts
     assert ["rho", "–", "0.05"] in cells(page, ".differences") and ["epochs", "4"] in facts
     points = "return document.getElementById('chart-0').data.map(t => [t.meta.name, t.x[0], t.y[0]])"
-    found = page.execute_script(points)
-    assert {name for name, *_ in found} == {"SGD", "ESAM"}
+    front, *found = page.execute_script(points)
+    assert front[0] == "front" and {name for name, *_ in found} == {"SGD", "ESAM"}
     assert ["SGD", pytest.approx(100), pytest.approx(92)] in found
 
 

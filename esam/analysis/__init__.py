@@ -4,7 +4,7 @@ Eigenvalues need scipy and the pictures of ``esam.analysis.plot`` need matplotli
 """
 
 from .directions import filter_normalised, gaussian, random_plane, sam_eps
-from .hessian import hessian_trace, top_eigenvalues
+from .hessian import hessian_trace, spectral_density, top_eigenvalues
 from .landscape import Landscape, even_axis, landscape
 from .objective import ModelObjective, Objective
 from .rounding import rounded, rounded_accuracy
@@ -31,5 +31,6 @@ __all__ = [
     "sam_eps",
     "select",
     "sharpness",
+    "spectral_density",
     "top_eigenvalues",
 ]

@@ -1,4 +1,4 @@
-"""How curved is the loss at theta? By products of the Hessian with vectors, never the matrix itself."""
+"""How curved is the loss at theta? The Hessian's spectrum by its products with vectors, never the matrix itself."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from .objective import Objective, Parameters, repeats, weighted_parts
 
+KAPPA, MARGIN = 3.0, 0.05
+"""How wide an eigenvalue is smoothed, and how far beyond the spectrum the density goes (Papyan, 2020, D.2)."""
+
 
 class Estimate(NamedTuple):
     """A number that was estimated from random vectors."""
@@ -19,6 +22,13 @@ class Estimate(NamedTuple):
     value: float
     error: float
     """The standard error of the value; NaN for a single vector."""
+
+
+class Density(NamedTuple):
+    """Where the eigenvalues lie: the density integrates to 1."""
+
+    eigenvalues: Tensor
+    density: Tensor
 
 
 def top_eigenvalues(
@@ -36,9 +46,9 @@ def top_eigenvalues(
     hessian = _Hessian(objective, parameters)
     if k == size or size <= 3:  # Lanczos finds fewer eigenvalues than there are; so few parameters are dense anyway
         dense = torch.stack([hessian(column) for column in torch.eye(size, **hessian.like)])
-        top: list[float] = torch.linalg.eigvalsh((dense + dense.T) / 2).flip(0)[:k].tolist()
-        return top
-    return hessian.largest(k, tolerance, seed)
+        found: list[float] = torch.linalg.eigvalsh((dense + dense.T) / 2).flip(0)[:k].tolist()
+        return found
+    return sorted(hessian.extremes(k=k, which="LA", tolerance=tolerance, seed=seed), reverse=True)
 
 
 def hessian_trace(objective: Objective, parameters: Parameters, *, vectors: int = 30, seed: int = 0) -> Estimate:
@@ -46,11 +56,31 @@ def hessian_trace(objective: Objective, parameters: Parameters, *, vectors: int 
     if vectors < 1:
         raise ValueError(f"vectors must be 1 or more, got {vectors!r}")
     hessian = _Hessian(objective, parameters)
-    generator = torch.Generator(hessian.like["device"]).manual_seed(seed)  # the global stream is left alone
+    generator = hessian.generator(seed)
     signs = (torch.empty(hessian.size, **hessian.like).bernoulli_(0.5, generator=generator) for _ in range(vectors))
     draws = [float(z @ hessian(z)) for z in (2 * s - 1 for s in signs)]
     error = statistics.stdev(draws) / math.sqrt(vectors) if vectors > 1 else math.nan
     return Estimate(statistics.fmean(draws), error)
+
+
+def spectral_density(
+    objective: Objective, parameters: Parameters, *, lanczos: int = 60, draws: int = 3, points: int = 512, seed: int = 0
+) -> Density:
+    """Return the density of the Hessian's eigenvalues, smoothed, from Lanczos iterations (Papyan, 2020)."""
+    size = sum(p.numel() for p in parameters.values())
+    if not 2 <= lanczos <= size:
+        raise ValueError(f"lanczos must be in 2..{size}, the number of parameters, got {lanczos!r}")
+    hessian = _Hessian(objective, parameters)
+    low, high = sorted(hessian.extremes(k=2, which="BE", tolerance=1e-2, seed=seed))
+    low, high = low - MARGIN * (high - low), high + MARGIN * (high - low)
+    grid = torch.linspace(low, high, points, dtype=torch.float64)
+    width = (high - low) / (lanczos - 1) / math.sqrt(8 * math.log(KAPPA))
+    generator, density = hessian.generator(seed), torch.zeros_like(grid)
+    for _ in range(draws):
+        nodes, vectors = torch.linalg.eigh(_tridiagonal(hessian, lanczos, generator))
+        bumps = torch.exp(-(((grid - nodes[:, None]) / width) ** 2) / 2) / (width * math.sqrt(2 * math.pi))
+        density += (vectors[0, :, None] ** 2 * bumps).sum(0) / draws
+    return Density(grid, density)
 
 
 class _Hessian:
@@ -82,8 +112,12 @@ class _Hessian:
                     product += torch.cat([s.flatten() for s in second])
         return product
 
-    def largest(self, k: int, tolerance: float, seed: int) -> list[float]:
-        """Return the k largest eigenvalues, fewer than there are."""
+    def generator(self, seed: int) -> torch.Generator:
+        """Return a generator where the parameters are; the global stream is left alone."""
+        return torch.Generator(self.like["device"]).manual_seed(seed)
+
+    def extremes(self, *, k: int, which: str, tolerance: float, seed: int) -> list[float]:
+        """Return eigenvalues from one end of the spectrum, or from both."""
         try:
             from scipy.sparse.linalg import LinearOperator, eigsh
         except ImportError as error:
@@ -94,5 +128,21 @@ class _Hessian:
 
         start = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
         hessian = LinearOperator((self.size, self.size), matvec=product, dtype="float64")
-        values = eigsh(hessian, k=k, which="LA", tol=tolerance, v0=start, return_eigenvectors=False)
-        return sorted(map(float, values), reverse=True)
+        found = eigsh(hessian, k=k, which=which, tol=tolerance, v0=start, return_eigenvectors=False)
+        return [float(value) for value in found]
+
+
+def _tridiagonal(hessian: _Hessian, steps: int, generator: torch.Generator) -> Tensor:
+    """Return the matrix of Lanczos iterations from a random vector, without reorthogonalisation."""
+    v = torch.randn(hessian.size, generator=generator, **hessian.like)
+    v, before, beta = v / v.norm(), torch.zeros_like(v), v.new_zeros(())
+    alphas, betas = [], []
+    for _ in range(steps):
+        following = hessian(v) - beta * before
+        alphas.append(following @ v)
+        following -= alphas[-1] * v
+        beta = following.norm()
+        betas.append(beta)
+        v, before = following / beta, v
+    diagonal, beside = torch.stack(alphas).double().cpu(), torch.stack(betas[:-1]).double().cpu()
+    return torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)

@@ -53,7 +53,7 @@ def _unit(longest: float) -> tuple[str, int]:
 
 
 def _price(drawn: Sequence[Drawn]) -> Chart:
-    """Show accuracy, or test loss, against time, with the standard deviation of both."""
+    """Show accuracy, or test loss, against time, with the spread of both; the front joins what none beats in both."""
     classes = any(summary.accuracy is not None for summary, _ in drawn)
     alike = [(summary, style) for summary, style in drawn if (summary.accuracy is not None) == classes]
     placed = [(summary.time, summary.score, style) for summary, style in alike if summary.time and summary.score]
@@ -65,6 +65,15 @@ def _price(drawn: Sequence[Drawn]) -> Chart:
         marker = {"color": style.colour, "size": 12}
         hover = f"%{{meta.name}}: %{{y:.4g}} at %{{x:.3g}} {unit}"
         traces.append(style.trace(hover, end=True, x=[x.mean], y=[y.mean], mode="markers", marker=marker, **bars))
+    front: list[tuple[float, float]] = []
+    for seconds, best in sorted((time.mean, score.mean) for time, score, _ in placed):
+        if not front or best > front[-1][1]:
+            front.append((seconds, best))
+    if len(front) > 1:
+        line = {"color": "rgba(128, 128, 128, 0.7)", "width": 1.5, "dash": "dot", "shape": "hv"}
+        steps = {"x": [x / length for x, _ in front], "y": [y if classes else -y for _, y in front]}
+        meta = {"group": "", "name": "front"}
+        traces.insert(0, {"meta": meta, "hoverinfo": "skip", "mode": "lines", "line": line, **steps})
     kind = "processor time" if drawn and drawn[0][0].processor_time else "training time"
     layout = {
         "xaxis": {"title": {"text": f"{kind}, {unit}"}, "rangemode": "tozero", "showgrid": True},
@@ -72,7 +81,7 @@ def _price(drawn: Sequence[Drawn]) -> Chart:
         "hovermode": "closest",
     }
     better = "Up" if classes else "Down"
-    reading = f"{better} and to the left is better; bars: one standard deviation over seeds"
+    reading = f"{better} and to the left is better; bars: one standard deviation over seeds; dotted: the front"
     return Chart("What it gives and what it costs", reading, traces, layout, wide=True)
 
 

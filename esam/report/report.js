@@ -51,6 +51,7 @@
   // which methods are shown
 
   function shown(meta) {
+    if (!meta.group) return off.size === 0;  // the front, of all methods together
     return !off.has(meta.group) && (!meta.band || boxes.length - off.size <= MOST_BANDS);
   }
 
