@@ -143,15 +143,6 @@ def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing():
 # Samples --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_exact_ranking_costs_one_forward_and_no_backward_and_gamma_one_nothing():
-    for gamma, modes in ((0.5, [True, False, True]), (1, [True, True])):
-        p, optimizer = start(gamma=gamma)
-        seen = []
-        p.model.register_forward_pre_hook(lambda *_, seen=seen: seen.append(torch.is_grad_enabled()))
-        optimizer.step(p.closure)
-        assert seen == modes
-
-
 def test_the_random_ranking_is_uniform():
     counts = torch.zeros(12)
     p, optimizer = start(gamma=0.5, ranking="random")
@@ -178,13 +169,3 @@ def test_a_ranking_of_the_users_own_decides_and_must_score_each_sample():
         with pytest.raises(ValueError, match="score"):
             optimizer.step(p.closure)
         assert_same(p.weights, before)
-
-
-def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
-    p, optimizer = start(gamma=0.25, ranking=lambda batch: batch.losses)
-    p.y = p.model(p.x).argmax(1)
-    p.y[[9, 10, 11]] = (p.y[[9, 10, 11]] + 1) % 3  # wrong labels: the highest losses
-    samples = torch.arange(12)
-    optimizer.step([lambda keep, part=part: p.closure(part[keep]) for part in (samples[:8], samples[8:])])
-    assert len(p.keeps) == 3
-    assert p.keeps[-1].tolist() == [9, 10, 11]
