@@ -5,8 +5,8 @@ import os
 
 import torch
 import torch.nn.functional as F
-from conftest import normalised, start
-from two_ranks import RANKS, on_two_ranks
+from conftest import assert_same, normalised, start
+from two_ranks import RANKS, TwoRanks
 
 BATCHES, SIZE = 6, 8
 
@@ -59,11 +59,6 @@ def by_hand(name, loader, build=normalised, dtype=torch.float64, wrap=lambda net
     return p.model, in_phases(optimizer.model, optimizer, loader, **how)
 
 
-def assert_same(a, b, atol=0.0):
-    """Equal bit for bit, buffers too, or so near."""
-    torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=atol)
-
-
 # Two processes --------------------------------------------------------------------------------------------------------
 
 ON_RANKS = [("sam", 1), ("sam", 2), ("esam", 1), ("slicesam", 1)]
@@ -81,9 +76,14 @@ def rank_cases(rank, both):
 
 def alike_on_two_ranks(folder, cases):
     """Run the cases; the ranks must end alike, by the trainer and by our loop. Return what they saw."""
-    first, second = on_two_ranks(folder, cases, fork=True)
+    with TwoRanks(folder, fork=True) as both:
+        first, second = both(every_case, cases)
     for case in ON_RANKS:
-        trainers, ours = (net.state_dict() for net in first[case])
-        torch.testing.assert_close(trainers, ours, rtol=0, atol=0)
-        torch.testing.assert_close(trainers, second[case][0].state_dict(), rtol=0, atol=0)
+        trainers, ours = first[case]
+        assert_same(trainers, ours)
+        assert_same(trainers, second[case][0])
     return first, second
+
+
+def every_case(rank, cases):
+    return {name: case() for name, case in cases(rank)}
