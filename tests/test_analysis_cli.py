@@ -85,9 +85,3 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     written = contents(out)
     assert esam("analyze", run, *SMALL, *words)[0] == 0 and contents(out) == written  # the kept values, read again
     assert contents(run) == before
-
-
-def test_a_folder_without_weights_says_so(run, esam, tmp_path):
-    (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
-    code, _, told = esam("analyze", tmp_path)
-    assert code == 1 and "holds no weights" in told
