@@ -240,14 +240,7 @@ def test_a_kill_between_the_renames_loses_one_epoch_at_most(tmp_path, monkeypatc
 # Another run's checkpoint --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("there", "here", "message"),
-    [
-        ({"method": "sgd"}, {"method": "sgd", "precision": "fp16"}, "without a scaler"),
-        ({"method": "sam"}, {"method": "esam"}, "saved by SAM, not ESAM"),
-    ],
-)
-def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path, there, here, message):
-    Run(tmp_path, **there).go(epochs=1)
-    with pytest.raises(ValueError, match=message):
-        Run(tmp_path, **here).go()
+def test_a_checkpoint_of_another_precision_is_refused(tmp_path):
+    Run(tmp_path).go(epochs=1)
+    with pytest.raises(ValueError, match="without a scaler"):
+        Run(tmp_path, precision="fp16").go()
