@@ -14,7 +14,6 @@ from esam.analysis import (
     gaussian,
     landscape,
     random_plane,
-    sam_eps,
 )
 
 
@@ -58,11 +57,6 @@ def test_a_seed_decides_a_direction_whatever_the_global_stream():
     other = random_plane(parameters, seed=7)
     assert all(torch.equal(a["w"], b["w"]) for a, b in zip(one, other, strict=True))
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_sams_eps_by_hand():
-    eps = sam_eps({"a": float64(3, 0), "b": float64(0, 4)}, 0.5)
-    assert torch.allclose(eps["a"], float64(0.3, 0)) and torch.allclose(eps["b"], float64(0, 0.4))
 
 
 # Landscapes ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def test_the_weights_of_a_run_are_those_that_were_evaluated(tmp_path):
     loaded = esam.load_run(tmp_path)
     assert loaded.epoch == 3 and not loaded.model.training
     parts = build_parts(TINY)
-    assert evaluate(loaded.model, parts.test)["test_accuracy"] == record.epochs[-1]["test_accuracy"]
+    assert evaluate(loaded.model, parts.test)["test_loss"] == record.epochs[-1]["test_loss"]
     of_average = evaluate(loaded.model, parts.ordered)["test_loss"]
     objective = loaded.objective()
     assert float(objective(objective.parameters)) == pytest.approx(of_average, rel=1e-4)
