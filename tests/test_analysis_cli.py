@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from conftest import contents
 
 from esam.analysis import gradient_cosines, linearity, m_sharpness, select, sharpness, top_eigenvalues
 from esam.cli import main
@@ -22,10 +23,6 @@ def run(tmp_path_factory):
         words = "train --data digits --model mlp --method sam --train-size 100 --batch-size 50 --epochs 2 --threads 1"
         assert main([*words.split(), "--out", str(folder)]) == 0
         yield folder
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from conftest import Interrupted
 from torch import nn
 
 from esam.analysis import (
@@ -82,10 +83,6 @@ def test_values_on_planes_and_lines_by_hand_and_the_mean_over_groups():
 
 
 # Interrupted and resumed ---------------------------------------------------------------------------------------------
-
-
-class Interrupted(Exception):
-    pass
 
 
 def stop_at(count):

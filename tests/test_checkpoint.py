@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import mlp, normalised, same
+from conftest import Interrupted, contents, mlp, normalised, same
 from torch.utils.data import DataLoader, TensorDataset
 
 from esam import METHODS
@@ -16,10 +16,6 @@ from esam.train import Checkpoint, cosine, fit
 
 EPOCHS = 3
 TIMES = {"seconds", "train_seconds"}
-
-
-class Interrupted(Exception):
-    pass
 
 
 def samples(dtype):
@@ -119,10 +115,6 @@ def test_a_run_that_had_ended_trains_no_more_unless_it_is_given_more_epochs(tmp_
 
 
 # Damaged -------------------------------------------------------------------------------------------------------------
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def flip(data):

@@ -29,11 +29,10 @@ def test_every_method_gets_every_seed_and_whole_comparisons_come_first(tmp_path)
         assert dataclasses.replace(planned.config, method=TINY.method, seed=0) == TINY  # alike in all else
 
 
-@pytest.mark.parametrize("change", [{"rho": 0.2}, {"gamma": 0.7, "beta": 0.3}, {"ranking": "random"}, {"m": 16}])
-def test_the_base_is_shared_by_comparisons_that_differ_in_the_methods_settings_only(tmp_path, change):
+def test_the_base_is_shared_by_comparisons_that_differ_in_the_methods_settings_only(tmp_path):
     one, other = (
         {r.config.method: r.folder for r in plan(Comparison(config, ("base", "esam"), (0,)), tmp_path)}
-        for config in (TINY, dataclasses.replace(TINY, settings=change))
+        for config in (TINY, dataclasses.replace(TINY, settings={"gamma": 0.7}))
     )
     assert one["base"] == other["base"] and one["esam"] != other["esam"]
 
