@@ -13,7 +13,6 @@ from esam.train.datasets import load_data
 
 TINY = Config(data="digits", model="mlp", train_size=200, batch_size=50, epochs=2, threads=1)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 

@@ -19,7 +19,6 @@ from esam.train.record import RECORD_NAME, read_record
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=4, threads=1)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 

@@ -23,7 +23,6 @@ from esam.train.record import RECORD_NAME
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=3, threads=1)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 

@@ -22,7 +22,6 @@ from esam.train.task import data_facts
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=2, threads=1)
 WILD = dataclasses.replace(TINY, lr=1e30, epochs=5)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
