@@ -8,14 +8,13 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from conftest import Interrupted, contents, mlp, normalised, same
+from conftest import Interrupted, contents, mlp, normalised, same, timeless
 from torch.utils.data import DataLoader, TensorDataset
 
 from esam import METHODS
 from esam.train import Checkpoint, cosine, fit
 
 EPOCHS = 3
-TIMES = {"seconds", "train_seconds"}
 
 
 def samples(dtype):
@@ -53,7 +52,7 @@ class Run:
         def on_epoch(metrics):
             if metrics["epoch"] == stop_after:
                 raise Interrupted  # the epoch is trained, its checkpoint is not written yet
-            self.metrics.append({k: v for k, v in metrics.items() if k not in TIMES})
+            self.metrics.append(timeless(metrics))
 
         how = {"epochs": epochs, "loss": loss, "schedule": cosine, "precision": self.precision, "on_epoch": on_epoch}
         fit(self.model, self.optimizer, self.train, self.test, checkpoint=self.checkpoint, **how)
@@ -67,8 +66,7 @@ class Run:
     def end(self):
         """Everything that is saved at the end, without the times."""
         state = self.checkpoint.load()
-        progress = {k: v for k, v in state["progress"].items() if k not in ("seconds", "cpu_seconds")}
-        return {**state, "progress": progress}
+        return {**state, "progress": timeless(state["progress"])}
 
 
 def assert_resumes(folder, interruptions, **settings):
