@@ -91,13 +91,6 @@ def test_a_loss_over_pairs_is_never_cut_where_it_is_declared_whole():
     assert sizes == [12] * 4
 
 
-def test_a_loss_of_shape_one_is_a_scalar():
-    p, q = problem(), problem()
-    p.step(SliceSAM(sgd(p), p.model, seed=0), lambda x, y: p.loss_of(x, y).mean().reshape(1))
-    q.step(SliceSAM(sgd(q), q.model, seed=0), lambda x, y: q.loss_of(x, y).mean())
-    assert_same(p.weights, q.weights)
-
-
 @pytest.mark.parametrize("name", ["sam", "looksam", "esam"])
 def test_maximising_is_minimising_the_negative_bit_for_bit(name):
     ends = []
