@@ -112,6 +112,14 @@ def same(one, other):
     return one == other
 
 
+class Interrupted(Exception):
+    """What ends a run of a test in the middle."""
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
 TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory", "started"}
 
 

@@ -1,12 +1,11 @@
 """What tests of trainers share: batches, and our own loop in its three phases, which a trainer's steps must equal."""
 
-import functools
 import os
 
 import torch
 import torch.nn.functional as F
-from conftest import normalised, start
-from two_ranks import RANKS, on_two_ranks
+from conftest import assert_same, normalised, start
+from two_ranks import RANKS
 
 BATCHES, SIZE = 6, 8
 
@@ -59,31 +58,22 @@ def by_hand(name, loader, build=normalised, dtype=torch.float64, wrap=lambda net
     return p.model, in_phases(optimizer.model, optimizer, loader, **how)
 
 
-def assert_same(a, b, atol=0.0):
-    """Equal bit for bit, buffers too, or so near."""
-    torch.testing.assert_close(a.state_dict(), b.state_dict(), rtol=0, atol=atol)
-
-
 # Two processes --------------------------------------------------------------------------------------------------------
 
 ON_RANKS = [("sam", 1), ("sam", 2), ("esam", 1), ("slicesam", 1)]
 """Methods, and how many micro-batches a step has."""
 
 
-def rank_cases(rank, both):
-    """Name what runs on each rank: ``both(name, window, loader)`` trains by the trainer and by our loop."""
+def on_rank(rank, train, name, window):
+    """Call ``train(name, window, loader)`` with this rank's batches, in a process as torchrun starts it."""
     names = {"RANK": rank, "LOCAL_RANK": rank, "NODE_RANK": 0, "WORLD_SIZE": RANKS}
     os.environ |= {key: str(value) for key, value in names.items()} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
-    loader = data(batches=2 * BATCHES)[rank::RANKS]
-    for name, window in ON_RANKS:
-        yield (name, window), functools.partial(both, name, window, loader)
+    return train(name, window, data(batches=2 * BATCHES)[rank::RANKS])
 
 
-def alike_on_two_ranks(folder, cases):
-    """Run the cases; the ranks must end alike, by the trainer and by our loop. Return what they saw."""
-    first, second = on_two_ranks(folder, cases, fork=True)
+def alike_on_two_ranks(ranks, both):
+    """The nets that ``both`` trains, by the trainer and by our loop, must end alike, and so on each of two ranks."""
     for case in ON_RANKS:
-        trainers, ours = (net.state_dict() for net in first[case])
-        torch.testing.assert_close(trainers, ours, rtol=0, atol=0)
-        torch.testing.assert_close(trainers, second[case][0].state_dict(), rtol=0, atol=0)
-    return first, second
+        (trainers, ours), (others, _) = ranks(on_rank, both, *case)
+        assert_same(trainers, ours)
+        assert_same(trainers, others)

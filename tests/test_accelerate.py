@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from conftest import mlp, normalised, start
-from our_loop import alike_on_two_ranks, assert_same, by_hand, data, loss_function, rank_cases
+from our_loop import alike_on_two_ranks, assert_same, by_hand, data, loss_function
 from torch import nn
-from two_ranks import RANKS, needs_gloo
+from two_ranks import RANKS, TwoRanks, needs_gloo
 
 from esam.integrations.accelerate import backward
 
@@ -132,20 +132,17 @@ def test_the_pages_code_runs():
 # Two processes --------------------------------------------------------------------------------------------------------
 
 
-def cases(rank):
+def both(name, window, loader):
     warnings.filterwarnings("ignore", ".*No device id is provided", UserWarning)
     os.environ["ACCELERATE_USE_CPU"] = "true"
-
-    def both(name, window, loader):
-        forget()
-        found, _ = by_accelerate(name, loader, window=window, build=mlp)
-        assert accelerate.Accelerator().num_processes == RANKS
-        return found, by_hand(name, loader, window=window, build=mlp, wrap=nn.parallel.DistributedDataParallel)[0]
-
-    return rank_cases(rank, both)
+    forget()
+    found, _ = by_accelerate(name, loader, window=window, build=mlp)
+    assert accelerate.Accelerator().num_processes == RANKS
+    return found, by_hand(name, loader, window=window, build=mlp, wrap=nn.parallel.DistributedDataParallel)[0]
 
 
 @needs_gloo
 @pytest.mark.slow
 def test_two_processes_take_our_loops_steps_and_end_alike(tmp_path):
-    alike_on_two_ranks(tmp_path, cases)
+    with TwoRanks(tmp_path, fork=True) as ranks:
+        alike_on_two_ranks(ranks, both)

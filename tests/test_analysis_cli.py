@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from conftest import contents
 
 from esam.analysis import m_sharpness, sharpness, top_eigenvalues
 from esam.cli import main
@@ -22,10 +23,6 @@ def run(tmp_path_factory):
         words = "train --data digits --model mlp --method sam --train-size 100 --batch-size 50 --epochs 2 --threads 1"
         assert main([*words.split(), "--out", str(folder)]) == 0
         yield folder
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture
@@ -85,9 +82,3 @@ def test_the_command_prints_writes_and_draws(run, esam, tmp_path):
     written = contents(out)
     assert esam("analyze", run, *SMALL, *words)[0] == 0 and contents(out) == written  # the kept values, read again
     assert contents(run) == before
-
-
-def test_a_folder_without_weights_says_so(run, esam, tmp_path):
-    (tmp_path / "record.jsonl").write_bytes((run / "record.jsonl").read_bytes())
-    code, _, told = esam("analyze", tmp_path)
-    assert code == 1 and "holds no weights" in told

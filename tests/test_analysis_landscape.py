@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from conftest import Interrupted
 from torch import nn
 
 from esam.analysis import (
@@ -14,7 +15,6 @@ from esam.analysis import (
     gaussian,
     landscape,
     random_plane,
-    sam_eps,
 )
 
 
@@ -60,11 +60,6 @@ def test_a_seed_decides_a_direction_whatever_the_global_stream():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_sams_eps_by_hand():
-    eps = sam_eps({"a": float64(3, 0), "b": float64(0, 4)}, 0.5)
-    assert torch.allclose(eps["a"], float64(0.3, 0)) and torch.allclose(eps["b"], float64(0, 0.4))
-
-
 # Landscapes ----------------------------------------------------------------------------------------------------------
 
 
@@ -88,10 +83,6 @@ def test_values_on_planes_and_lines_by_hand_and_the_mean_over_groups():
 
 
 # Interrupted and resumed ---------------------------------------------------------------------------------------------
-
-
-class Interrupted(Exception):
-    pass
 
 
 def stop_at(count):

@@ -43,9 +43,3 @@ def test_the_command_prints_a_table_and_writes_a_record(tmp_path, capsys):
     assert main([*command.split(), "--out", str(out)]) == 0
     assert "time / base" in capsys.readouterr().out
     assert list(json.loads(out.read_text())["contenders"]) == ["base", "sam"]
-
-
-def test_an_unknown_method_or_setting_is_answered_with_the_nearest(capsys):
-    for words, nearest in ((["--methods", "esma"], "esam"), (["--set", "esam.roh=0.1"], "rho")):
-        assert main(["bench", *words]) == 1
-        assert f"Did you mean '{nearest}'?" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from esam.train.datasets import load_data
 
 TINY = Config(data="digits", model="mlp", train_size=200, batch_size=50, epochs=2, threads=1)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
@@ -29,18 +28,10 @@ def test_every_method_gets_every_seed_and_whole_comparisons_come_first(tmp_path)
         assert dataclasses.replace(planned.config, method=TINY.method, seed=0) == TINY  # alike in all else
 
 
-def test_the_same_plan_gives_the_same_folders_and_another_setting_another(tmp_path):
-    comparison = Comparison(TINY, methods=("base", "esam"), seeds=(0,))
-    assert plan(comparison, tmp_path) == plan(comparison, tmp_path)
-    longer = dataclasses.replace(comparison, config=dataclasses.replace(TINY, epochs=3))
-    assert not {r.folder for r in plan(comparison, tmp_path)} & {r.folder for r in plan(longer, tmp_path)}
-
-
-@pytest.mark.parametrize("change", [{"rho": 0.2}, {"gamma": 0.7, "beta": 0.3}, {"ranking": "random"}, {"m": 16}])
-def test_the_base_is_shared_by_comparisons_that_differ_in_the_methods_settings_only(tmp_path, change):
+def test_the_base_is_shared_by_comparisons_that_differ_in_the_methods_settings_only(tmp_path):
     one, other = (
         {r.config.method: r.folder for r in plan(Comparison(config, ("base", "esam"), (0,)), tmp_path)}
-        for config in (TINY, dataclasses.replace(TINY, settings=change))
+        for config in (TINY, dataclasses.replace(TINY, settings={"gamma": 0.7}))
     )
     assert one["base"] == other["base"] and one["esam"] != other["esam"]
 

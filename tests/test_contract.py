@@ -307,8 +307,9 @@ def test_accumulate_returns_each_samples_loss_at_theta_detached(name):
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"esam", "esam-sds"}))
 def test_a_mean_loss_will_do_where_no_ranking_reads_single_ones(name):
     (p, single), (q, mean) = start(name), start(name)
-    for _ in range(4):
-        one, other = in_phases(p, single)[1], in_phases(q, mean, lambda x, y: q.loss_of(x, y).mean())[1]
+    for shape in ((), (1,), (), (1,)):  # a scalar, too
+        one = in_phases(p, single)[1]
+        other = in_phases(q, mean, lambda x, y, shape=shape: q.loss_of(x, y).mean().reshape(shape))[1]
         assert_same(one, other, atol=1e-13)
     assert_same(p.weights, q.weights, atol=1e-13)
 

@@ -343,10 +343,6 @@ def owned(rank, step):
     return torch.cat([x, torch.full((len(x), 1), float(rank), dtype=x.dtype)], 1), y
 
 
-def all_owned(step):
-    return joined(step, owned)
-
-
 def with_heads(rank, name, way):
     model = replicas(Heads, find_unused_parameters=True)
     optimizer = built(name, model, seed=3 + rank, perturbation=way)
@@ -355,7 +351,7 @@ def with_heads(rank, name, way):
 
 def test_a_head_that_one_rank_uses_counts_and_one_that_none_uses_does_not(both):
     for name in ("sam", "looksam", "esam-swp"):
-        alone = in_one_process(name, batch=all_owned, build=Heads)
+        alone = in_one_process(name, batch=functools.partial(joined, batch=owned), build=Heads)
         for way in BOTH_WAYS:
             (weights, without), (others, _) = both(with_heads, name, way)
             assert_same(weights, others)

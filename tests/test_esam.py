@@ -60,7 +60,7 @@ def test_over_500_masks_the_mean_perturbation_of_each_tensor_is_sams(mask):
 
 def test_the_released_norm_is_always_rho_over_the_probability_of_a_draw():
     p, optimizer = start(beta=0.5, gamma=1, norm="selected")
-    probability = 0.5 + 0.5**6 / 6  # of one of six: by its own draw, or by force where all miss
+    probability = 0.5 + 0.5**8 / 8  # of one of eight: by its own draw, or by force where all miss
     for eps in perturbations(p, optimizer, 10):
         assert reference.norm(eps) == pytest.approx(0.05 / probability, rel=1e-9)
 
@@ -89,10 +89,8 @@ def test_a_suffix_follows_the_depth_of_the_model_whatever_the_order_of_the_group
     for apart in (False, True):
         p = problem()
         for layer in p.model:
-            layer.register_forward_hook(
-                lambda layer, inputs, out: out.register_hook(lambda _: passed.append(1)) and None
-            )
-        weights = list(p.model.parameters())
+            layer.register_forward_hook(watch)
+        weights, layers = list(p.model.parameters()), [n for n, part in enumerate(p.model) for _ in part.parameters()]
         groups = [{"params": [w for w in weights if w.dim() == d], "weight_decay": 0.1 * (d - 1)} for d in (2, 1)]
         base = torch.optim.SGD(groups if apart else weights, lr=0.0)
         optimizer = ESAM(base, p.model, mask="suffix", beta=0.5, gamma=1, seed=1)
@@ -100,12 +98,12 @@ def test_a_suffix_follows_the_depth_of_the_model_whatever_the_order_of_the_group
         for eps in perturbations(p, optimizer, 40):
             masks.append([bool(e.any()) for e in eps])
             assert masks[-1] == sorted(masks[-1])  # a run to the output, in the order of the model
-            # of five layers, the first pass goes back to the earliest drawn, the second through all
-            assert len(passed) == 5 - 2 * (masks[-1].index(True) // 2) + 5
+            # of six layers, the first pass goes back to the earliest drawn, the second through all
+            assert len(passed) == 6 - layers[masks[-1].index(True)] + 6
             passed.clear()
         drawn.append(masks)
     assert drawn[0] == drawn[1]
-    assert 2 < sum(mask[0] for mask in drawn[1][1:]) < 19  # .27 of 39 steps, give or take three deviations
+    assert 2 < sum(mask[0] for mask in drawn[1][1:]) < 19  # .26 of 39 steps, give or take three deviations
 
 
 def test_a_group_added_later_is_drawn_at_its_first_step():
@@ -143,15 +141,6 @@ def test_a_draw_of_tensors_that_the_batch_does_not_use_perturbs_nothing():
 # Samples --------------------------------------------------------------------------------------------------------------
 
 
-def test_the_exact_ranking_costs_one_forward_and_no_backward_and_gamma_one_nothing():
-    for gamma, modes in ((0.5, [True, False, True]), (1, [True, True])):
-        p, optimizer = start(gamma=gamma)
-        seen = []
-        p.model.register_forward_pre_hook(lambda *_, seen=seen: seen.append(torch.is_grad_enabled()))
-        optimizer.step(p.closure)
-        assert seen == modes
-
-
 def test_the_random_ranking_is_uniform():
     counts = torch.zeros(12)
     p, optimizer = start(gamma=0.5, ranking="random")
@@ -178,13 +167,3 @@ def test_a_ranking_of_the_users_own_decides_and_must_score_each_sample():
         with pytest.raises(ValueError, match="score"):
             optimizer.step(p.closure)
         assert_same(p.weights, before)
-
-
-def test_sds_ranks_over_all_micro_batches_and_skips_those_it_keeps_nothing_of():
-    p, optimizer = start(gamma=0.25, ranking=lambda batch: batch.losses)
-    p.y = p.model(p.x).argmax(1)
-    p.y[[9, 10, 11]] = (p.y[[9, 10, 11]] + 1) % 3  # wrong labels: the highest losses
-    samples = torch.arange(12)
-    optimizer.step([lambda keep, part=part: p.closure(part[keep]) for part in (samples[:8], samples[8:])])
-    assert len(p.keeps) == 3
-    assert p.keeps[-1].tolist() == [9, 10, 11]

@@ -1,14 +1,15 @@
 """Lightning Fabric: are its loop's steps those of the plain one, in every precision and on two ranks?"""
 
+import functools
 import warnings
 
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import mlp, normalised, start
-from our_loop import BATCHES, alike_on_two_ranks, assert_same, by_hand, data, loss_function, rank_cases
+from our_loop import BATCHES, alike_on_two_ranks, assert_same, by_hand, data, loss_function, on_rank
 from torch import nn
-from two_ranks import RANKS, needs_gloo
+from two_ranks import RANKS, TwoRanks, needs_gloo
 
 fabric_package = pytest.importorskip("lightning.fabric")
 from esam.integrations.fabric import backward  # noqa: E402
@@ -77,29 +78,27 @@ def test_the_wrapper_is_named_where_it_is_taken_for_the_optimizer():
         backward(fabric, torch.optim.SGD(p.model.parameters(), lr=0.1), p.loss_of, p.x, p.y)
 
 
-def cases(rank):
-    """Fabric's own ddp on this rank, and the plain loop with DistributedDataParallel."""
+def by_ddp(name, window, loader, **settings):
+    """Train by Fabric's own ddp on this rank."""
     warnings.filterwarnings("ignore", category=FutureWarning)
+    fabric = fabric_of(devices=RANKS, strategy="ddp")
+    fabric.launch()
+    assert (fabric.world_size, fabric.global_rank) == (RANKS, torch.distributed.get_rank())
+    return in_fabric(fabric, name, loader, mlp, torch.float64, window=window, **settings)
 
-    def by_ddp(name, window, loader, **settings):
-        fabric = fabric_of(devices=RANKS, strategy="ddp")
-        fabric.launch()
-        assert (fabric.world_size, fabric.global_rank) == (RANKS, rank)
-        return in_fabric(fabric, name, loader, mlp, torch.float64, window=window, **settings)
 
-    def both(name, window, loader):
-        wrap = nn.parallel.DistributedDataParallel
-        return by_ddp(name, window, loader), by_hand(name, loader, mlp, wrap=wrap, window=window)[0]
-
-    yield from rank_cases(rank, both)
-    yield "global", lambda: by_ddp("sam", 1, data(batches=2 * BATCHES)[rank::RANKS], perturbation="global")
+def both(name, window, loader):
+    ours, _ = by_hand(name, loader, mlp, wrap=nn.parallel.DistributedDataParallel, window=window)
+    return by_ddp(name, window, loader), ours
 
 
 @needs_gloo
 @pytest.mark.slow
 def test_fabrics_ddp_takes_the_plain_loops_steps_and_with_one_eps_those_of_one_process(tmp_path):
-    ranks, loader = alike_on_two_ranks(tmp_path, cases), data(batches=2 * BATCHES)
+    loader = data(batches=2 * BATCHES)
     joined = [tuple(map(torch.cat, zip(*pair, strict=True))) for pair in zip(loader[::2], loader[1::2], strict=True)]
     expected, _ = by_hand("sam", joined, mlp)
-    for seen in ranks:
-        assert_same(seen["global"], expected, atol=1e-12)
+    with TwoRanks(tmp_path, fork=True) as ranks:
+        alike_on_two_ranks(ranks, both)
+        for found in ranks(on_rank, functools.partial(by_ddp, perturbation="global"), "sam", 1):
+            assert_same(found, expected, atol=1e-12)

@@ -57,10 +57,6 @@ def spoilt(name, data):
     return spoil
 
 
-def written(name, data):
-    return lambda root: (root / name).write_bytes(data)
-
-
 def lacking(package):
     return "esam.extras.find_spec", lambda name: None if name == package else find_spec(name)
 
@@ -97,7 +93,10 @@ FAULTS = [
     Fault("train T --out OUT --threads 100000", "1024"),
     Fault("compare T --out OUT --methods", "--methods"),
     Fault("train T --out ''", "--out: takes a path", 2),
+    Fault("bench --methods esma", "Did you mean 'esam'?"),
+    Fault("bench --set esam.roh=0.1", "Did you mean 'rho'?"),
     Fault("bench --rounds 0", "rounds must be 1 or more"),
+    Fault("doctor demo --steps 0", "--steps must be 1 or more, got 0"),
     Fault("analyze run --landscape 1", "2 points or more"),
     # pictures and tables
     Fault("train T --out OUT --data ./nowhere", "ESAM_DATA"),
@@ -107,7 +106,6 @@ FAULTS = [
     Fault(f"{OURS} --data strange", "wolves"),
     Fault(f"{OURS} --data torn", "001.jpg"),
     Fault("predict own_run kept.csv --model my_parts:net", "esam.load_run"),
-    Fault("predict run words.png", "words.png", spoil=written("words.png", b"no picture")),
     # nothing is overwritten
     Fault("predict own_run kept.csv --out kept.csv --force", "would be overwritten"),
     Fault("predict own_run kept.csv --out precious.csv", "--force"),

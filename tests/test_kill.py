@@ -6,7 +6,7 @@ import time
 
 import forked
 import pytest
-from test_loop import same
+from conftest import same, timeless
 
 from esam.runs import PlannedRun, worker
 from esam.runs.plan import write_order
@@ -17,7 +17,6 @@ KILLS = 8
 CONFIG = Config(
     data="digits", model="mlp", method="esam", augment="shift", train_size=200, batch_size=50, epochs=40, threads=1
 )
-TIMES = {"seconds", "train_seconds", "cpu_seconds", "images_per_second", "peak_memory"}
 
 
 def start(folder):
@@ -37,10 +36,6 @@ def wait_for_news(process, folder):
     while process.is_alive() and lines(folder) <= max(1, fewest):
         fewest = min(fewest, lines(folder))  # a resume may first drop a line
         process.join(0.001)
-
-
-def timeless(line):
-    return {key: value for key, value in line.items() if key not in TIMES}
 
 
 @pytest.mark.slow
@@ -72,7 +67,7 @@ def test_a_run_that_is_killed_again_and_again_ends_bit_for_bit_as_one_left_alone
     assert len(set(reached)) > KILLS / 3, reached  # it got on between the kills
     record, twin = read_record(folder / RECORD_NAME), read_record(alone / RECORD_NAME)
     assert [line["epoch"] for line in record.epochs] == list(range(1, CONFIG.epochs + 1))
-    assert [timeless(line) for line in record.epochs] == [timeless(line) for line in twin.epochs]
+    assert timeless(record.epochs) == timeless(twin.epochs)
     assert record.finished and timeless(record.end) == timeless(twin.end)
 
     state, expected = Checkpoint(folder).load(), Checkpoint(alone).load()

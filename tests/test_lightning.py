@@ -8,9 +8,9 @@ import snippets
 import torch
 import torch.nn.functional as F
 from conftest import mlp, normalised
-from our_loop import BATCHES, SIZE, alike_on_two_ranks, assert_same, data, in_phases, rank_cases
+from our_loop import BATCHES, SIZE, alike_on_two_ranks, assert_same, data, in_phases
 from torch import nn
-from two_ranks import RANKS, needs_gloo
+from two_ranks import RANKS, TwoRanks, needs_gloo
 
 from esam import METHODS
 
@@ -265,21 +265,18 @@ def test_what_cannot_work_is_refused_with_a_remedy(make, message):
 # Two processes --------------------------------------------------------------------------------------------------------
 
 
-def cases(rank):
+def both(name, window, loader):
     warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
     warnings.filterwarnings("ignore", ".*(does not have many workers|sync_dist=True)", UserWarning)
     many = {"devices": RANKS, "strategy": "ddp", "use_distributed_sampler": False}
-
-    def both(name, window, loader):
-        module = module_of(name, mlp)
-        expected = by_hand(module, loader, window=window, wrap=nn.parallel.DistributedDataParallel)
-        fitted(module, loader, accumulate_grad_batches=window, **many)
-        return module.net, expected
-
-    return rank_cases(rank, both)
+    module = module_of(name, mlp)
+    expected = by_hand(module, loader, window=window, wrap=nn.parallel.DistributedDataParallel)
+    fitted(module, loader, accumulate_grad_batches=window, **many)
+    return module.net, expected
 
 
 @needs_gloo
 @pytest.mark.slow
 def test_two_ranks_take_our_loops_steps_and_end_alike(tmp_path):
-    alike_on_two_ranks(tmp_path, cases)
+    with TwoRanks(tmp_path, fork=True) as ranks:
+        alike_on_two_ranks(ranks, both)

@@ -65,13 +65,6 @@ def test_the_result_gives_means_and_deviations_as_rows(result):
         assert (row["test_accuracy"], row["test_accuracy_std"]) == (statistics.mean(values), statistics.stdev(values))
 
 
-def test_the_same_call_trains_nothing_again(result, monkeypatch):
-    found, out = result
-    monkeypatch.setattr("esam.train.runner.fit", None)  # training anything would fail
-    again = compared(out, classes=("left", "right"), name="my points", seeds=[0, 1])
-    assert [r.end for r in again.records] == [r.end for r in found.records]
-
-
 def test_a_changed_model_is_refused(result):
     def wider():
         return nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Dropout(0.2), nn.Linear(9, 2))

@@ -1,7 +1,7 @@
 """One run on two ranks, as torchrun starts them: is it the run of one process, and does it go on as one?
 
-One pair of processes trains by the trainer's own loop; the tests read what they saw. The steps of every method are in
-test_distributed.py.
+One pair of processes runs what the tests send it: ``ranks(function, ...)`` is ``function(Ranks, ...)`` on each of them.
+The steps of every method are in test_distributed.py.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch
 from counting import Counting
 from torch import nn
 from torch.distributed.fsdp import fully_shard
-from two_ranks import RANKS, assert_near, needs_gloo, on_two_ranks
+from two_ranks import RANKS, TwoRanks, assert_near, needs_gloo
 
 from esam import METHODS
 from esam.cli import main
@@ -25,7 +25,7 @@ from experiments.scaling import EXCHANGES
 
 pytestmark = [needs_gloo, pytest.mark.slow]
 
-BATCH, EPOCHS = 8, 10
+BATCH, EPOCHS = 7, 10  # parts of 3 and 4
 SAMPLES = 4 * BATCH + 1  # in 5 batches, the last of a single sample: one rank has none of its own
 TRAINED = ("base", "sam", "looksam")
 COUNTED_STEPS = 20
@@ -49,7 +49,7 @@ def samples(count, seed=1):
     return x, torch.randint(0, 3, (count,), generator=generator)
 
 
-def fitted(name, ranks, *, epochs=EPOCHS, checkpoint=None):
+def fitted(ranks, name, *, epochs=EPOCHS, checkpoint=None):
     """Train by the trainer's loop; return weights, training losses and test figures of every epoch."""
     train = Batches(samples(SAMPLES), BATCH, seed=5)
     test = [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
@@ -70,10 +70,10 @@ def fitted(name, ranks, *, epochs=EPOCHS, checkpoint=None):
 def resumed(ranks, folder):
     """Save after half of the epochs; go on, with new parts, to the end."""
     checkpoint = Checkpoint(folder / "two")
-    fitted("base-ema", ranks, epochs=EPOCHS // 2, checkpoint=checkpoint)
+    fitted(ranks, "base-ema", epochs=EPOCHS // 2, checkpoint=checkpoint)
     if ranks.first:
         Checkpoint(folder / "two-half").save(checkpoint.load())
-    return fitted("base-ema", ranks, checkpoint=checkpoint)
+    return fitted(ranks, "base-ema", checkpoint=checkpoint)
 
 
 def dropped(ranks):
@@ -135,36 +135,22 @@ def named(ranks):
     return [p.detach() for p in model.parameters()], found["class_accuracy"]
 
 
-def compared(ranks, folder):
-    """Compare by the command line, then reproduce's launcher is the same; return how it ended."""
-    words = ["--methods", "base", "sam", "--seeds", "0", "--epochs", "2", "--train-size", "100", "--model", "mlp"]
+def trained(ranks, path):
+    return run(RUN, path)
+
+
+def command(ranks, words):
     with contextlib.redirect_stdout(None) if ranks.rank else contextlib.nullcontext():
-        return main(["compare", *words, "--threads", "1", "--out", str(folder / "compare")])
+        return main(words)
 
 
-def refused(command):
-    return main([command])
+def sharded(model, ranks):
+    return fully_shard(model)
 
 
-def cases(rank, folder):
+def on_rank(rank, folder, function, *arguments, **settings):
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS), ESAM_CACHE=str(folder / "cache"))
-    ranks = Ranks.current()
-    for name in TRAINED:
-        yield ("ddp", name), functools.partial(fitted, name, ranks)
-    yield "resumed", functools.partial(resumed, ranks, folder)
-    yield "joined later", functools.partial(fitted, "base-ema", ranks, checkpoint=Checkpoint(folder / "one-half"))
-    for name, way in COUNTED:
-        yield ("counted", name, way), functools.partial(counted, ranks, name, way)
-    for name in ("base", "sam", "esam", "slicesam"):
-        yield (
-            ("counted, fsdp", name),
-            functools.partial(counted, ranks, name, "rank", lambda model, _: fully_shard(model)),
-        )
-    yield "dropped", functools.partial(dropped, ranks)
-    yield "named", functools.partial(named, ranks)
-    yield "run", functools.partial(run, RUN, folder / "run")
-    yield "compared", functools.partial(compared, ranks, folder)
-    yield "refused", functools.partial(refused, "report")
+    return function(Ranks.current(), *arguments, **settings)
 
 
 @pytest.fixture(scope="module")
@@ -174,8 +160,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(folder):
-    fitted("base-ema", Ranks(), epochs=EPOCHS // 2, checkpoint=Checkpoint(folder / "one-half"))
-    return on_two_ranks(folder, functools.partial(cases, folder=folder), seconds=240, fork=True)
+    with TwoRanks(folder, fork=True) as both:
+        yield functools.partial(both, on_rank, folder)
 
 
 # What must hold -------------------------------------------------------------------------------------------------------
@@ -184,13 +170,12 @@ def ranks(folder):
 @pytest.mark.parametrize("name", TRAINED)
 def test_two_ranks_with_one_eps_train_as_one_process_does_on_the_joined_batches(ranks, name):
     """Over 50 steps, in float64, where sums in another order agree to some 1e-14."""
-    weights, figures, passes = fitted(name, Ranks())
-    for seen in ranks:
-        there, told, counted = seen["ddp", name]
+    weights, figures, passes = fitted(Ranks(), name)
+    for there, told, counted in ranks(fitted, name):
         torch.testing.assert_close(told, figures, rtol=0, atol=1e-6)
         for x, y in zip(there, weights, strict=True):
             torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
-    assert counted == pytest.approx(passes, rel=0.05)  # a borrowed sample runs too
+        assert counted == pytest.approx(passes, rel=0.05)  # a borrowed sample runs too
 
 
 @pytest.mark.parametrize("augment", ["none", "shift", "basic", "inception"])
@@ -222,37 +207,38 @@ def test_every_sample_is_some_ranks_once_and_a_steps_parts_make_up_the_batch_of_
 
 
 def test_a_run_saved_on_two_ranks_goes_on_on_two_and_on_one(ranks, folder):
-    whole = fitted("base-ema", Ranks())
-    assert_near(ranks[0]["resumed"][0], whole[0])
+    whole = fitted(Ranks(), "base-ema")
+    assert_near(ranks(resumed, folder)[0][0], whole[0])
     half = Checkpoint(folder / "two-half")
     assert half.load()["progress"]["epoch"] == EPOCHS // 2
-    on_one = fitted("base-ema", Ranks(), checkpoint=half)
+    on_one = fitted(Ranks(), "base-ema", checkpoint=half)
     assert_near(on_one[0], whole[0])
     torch.testing.assert_close(on_one[1], whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
 
 
-def test_a_run_saved_by_one_process_goes_on_on_two_ranks(ranks):
-    whole = fitted("base-ema", Ranks())
-    assert_near(ranks[0]["joined later"][0], whole[0])
-    for seen in ranks:
-        torch.testing.assert_close(seen["joined later"][1], whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
+def test_a_run_saved_by_one_process_goes_on_on_two_ranks(ranks, folder):
+    whole, half = fitted(Ranks(), "base-ema"), Checkpoint(folder / "one-half")
+    fitted(Ranks(), "base-ema", epochs=EPOCHS // 2, checkpoint=half)
+    for weights, figures, _ in ranks(fitted, "base-ema", checkpoint=half):
+        assert_near(weights, whole[0])
+        torch.testing.assert_close(figures, whole[1][EPOCHS // 2 :], rtol=0, atol=1e-12)
 
 
 def test_tensors_by_name_are_cut_for_the_ranks_and_reach_the_models_arguments(ranks):
     weights, accuracy = named(Ranks())
-    for seen in ranks:
-        assert_near(seen["named"][0], weights)
-        assert seen["named"][1] == accuracy
+    for there, told in ranks(named):
+        assert_near(there, weights)
+        assert told == accuracy
     assert len(accuracy) == 3
 
 
 def test_ranks_draw_other_dropout_masks(ranks):
-    assert not torch.equal(*(seen["dropped"] for seen in ranks))
+    assert not torch.equal(*ranks(dropped))
 
 
 def test_rank_0_writes_one_record_and_one_checkpoint_that_one_process_takes_for_its_own(ranks, folder):
-    one, other = (seen["run"] for seen in ranks)
     path = folder / "run"
+    one, other = ranks(trained, path)
     assert one == other == read_record(path / "record.jsonl")
     assert one.finished and [line["ranks"] for line in one.epochs] == [2, 2, 2]
     assert len(one.end["class_accuracy"]) == 10
@@ -261,7 +247,9 @@ def test_rank_0_writes_one_record_and_one_checkpoint_that_one_process_takes_for_
 
 
 def test_the_ranks_compare_each_run_together_and_rank_0_tells(ranks, folder):
-    assert [seen["compared"] for seen in ranks] == [0, 0]
+    words = ["compare", "--methods", "base", "sam", "--seeds", "0", "--epochs", "2", "--train-size", "100"]
+    words += ["--model", "mlp", "--threads", "1", "--out", str(folder / "compare")]
+    assert ranks(command, words) == [0, 0]
     records = [read_record(path) for path in (folder / "compare").rglob("record.jsonl")]
     assert sorted(record.method for record in records) == ["base", "sam"]
     assert all(record.finished and record.epochs[-1]["ranks"] == 2 for record in records)
@@ -269,13 +257,13 @@ def test_the_ranks_compare_each_run_together_and_rank_0_tells(ranks, folder):
 
 
 def test_a_command_that_has_nothing_to_share_is_refused_under_torchrun(ranks):
-    assert [seen["refused"] for seen in ranks] == [1, 1]
+    assert ranks(command, ["report"]) == [1, 1]
 
 
 @pytest.mark.parametrize(("name", "way"), COUNTED)
 def test_the_model_of_many_devices_exchanges_what_two_ranks_do(ranks, name, way):
-    for seen in ranks:
-        found, model = seen["counted", name, way], EXCHANGES[name, way]
+    model = EXCHANGES[name, way]
+    for found in ranks(counted, name, way):
         by_chance = name in DRAWN_BY_CHANCE and way == "global"  # biases alone are no large message
         assert found["sum"] == pytest.approx(1 + model.exposed, abs=0.3 if by_chance else 1e-9)
         assert found["small"] == pytest.approx(model.small, abs=0.3 if by_chance else 1e-9)
@@ -285,33 +273,6 @@ def test_the_model_of_many_devices_exchanges_what_two_ranks_do(ranks, name, way)
     ("name", "passes", "ranking"), [("base", 1, 0), ("sam", 2, 0), ("esam", 2, 1), ("slicesam", 3, 0)]
 )
 def test_shards_scatter_once_for_each_pass_and_gather_no_more_than_twice(ranks, name, passes, ranking):
-    found = ranks[0]["counted, fsdp", name]
+    found, _ = ranks(counted, name, "rank", sharded)
     assert found["scatter"] == pytest.approx(passes, abs=1e-9)
     assert 0 < RANKS * found["gather"] <= 2 * passes + ranking  # each rank gives its half; a root is not gathered again
-
-
-# In one process -------------------------------------------------------------------------------------------------------
-
-
-def test_evaluation_on_ranks_adds_up_to_that_of_one_process(monkeypatch):
-    """The ranks are played one after the other; what each would add to the sum is taken down."""
-    model, batches = net(), [samples(7, seed=2), samples(2, seed=3), samples(1, seed=4)]
-    whole = evaluate(model, batches)
-    told = []
-    monkeypatch.setattr(Ranks, "sum", lambda _, values: told.append(values) or [1.0] * len(values))
-    for rank in range(3):
-        evaluate(model, batches, ranks=Ranks(rank, 3))
-    total, _, correct, count, labels, _ = (sum(column) for column in zip(*told, strict=True))
-    assert (count, labels) == (10, 10)
-    assert total / count == pytest.approx(whole["test_loss"], abs=1e-12)
-    assert correct / labels == whole["test_accuracy"]
-
-
-def test_the_weights_of_parts_make_the_mean_over_ranks_that_of_the_batch():
-    losses = torch.rand(7, dtype=torch.float64)
-    for count in (1, 2, 3, 9):
-        means = []
-        for rank in range(count):
-            ((_, part, rows),) = parts_of([(losses, losses)], Ranks(rank, count))
-            means.append(rows.weight * part.mean())
-        assert float(sum(means) / count) == pytest.approx(float(losses.mean()), abs=1e-12)

@@ -10,7 +10,7 @@ import forked
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import same, timeless
+from conftest import Interrupted, contents, same, timeless
 
 from esam.train import Checkpoint, Config, evaluate, loop, run, runner
 from esam.train.build import batches_of, build_parts, prepared_model
@@ -19,12 +19,7 @@ from esam.train.record import RECORD_NAME, read_record
 
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=4, threads=1)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-class Interrupted(Exception):
-    pass
 
 
 def lines(folder):
@@ -143,10 +138,10 @@ def test_another_configuration_in_the_same_folder_is_refused_by_what_differs(tmp
     else:
         with pytest.raises(Interrupted):
             run(TINY, tmp_path, watch=stopping_at(3))
-    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    before = contents(tmp_path)
     with pytest.raises(ValueError, match=f"holds another run: {told}.*; choose another folder"):
         run(dataclasses.replace(TINY, **change), tmp_path)
-    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    assert contents(tmp_path) == before
 
 
 def test_a_run_that_failed_before_its_first_epoch_is_not_in_the_way_of_the_next(tmp_path):

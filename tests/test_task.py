@@ -1,20 +1,14 @@
 """A user's own data, model and method, named package.module:function."""
 
 import dataclasses
-from contextlib import contextmanager
 
 import my_parts
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from esam.optim import METHODS, Base
 from esam.train import Config, Task, run
-from esam.train.batches import Batches
-from esam.train.build import build_optimizer, prepared_model
+from esam.train.build import build_parts, prepared_model
 from esam.train.datasets import load_data
-from esam.train.loop import fit
 from esam.train.task import make_model
 
 
@@ -120,40 +114,8 @@ def test_a_task_refuses_what_is_no_data(train, words):
         Task(train, (torch.ones(1), torch.ones(1)))
 
 
-class Ones(Base):
-    """The base, evaluated with weights of 1."""
-
-    @contextmanager
-    def evaluation_weights(self):
-        kept = [p.detach().clone() for p in self.model.parameters()]
-        with torch.no_grad():
-            for p in self.model.parameters():
-                p.fill_(1.0)
-            yield
-            for p, old in zip(self.model.parameters(), kept, strict=True):
-                p.copy_(old)
-
-
-def test_evaluation_uses_the_weights_that_the_optimizer_offers():
-    model = nn.Linear(2, 2)
-    optimizer = Ones(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    x, y = torch.randn(8, 2), torch.zeros(8, dtype=torch.long)
-    seen = []
-    fit(model, optimizer, Batches((x, y), 4), [(x, y)], epochs=1, on_epoch=seen.append)
-    assert seen[0]["test_loss"] == pytest.approx(float(F.cross_entropy(torch.ones(1, 2), y[:1])), rel=1e-5)
-    assert not torch.equal(model.weight, torch.ones(2, 2))
-
-
-def test_a_method_that_follows_training_is_told_its_length(tmp_path, monkeypatch):
-    told = []
-
-    class Following(Base):
-        def __init__(self, base, model, *, total_steps: int | None = None, seed: int | None = None) -> None:
-            told.append(total_steps)
-            super().__init__(base, model, seed=seed)
-
-    monkeypatch.setitem(METHODS, "following", dataclasses.replace(METHODS["base"], build=Following))
-    assert run(config(method="following"), tmp_path).finished
-    build_optimizer(Config(method="following", settings={"total_steps": 7}), nn.Linear(1, 1), total_steps=15)
-    assert told == [15, 7]
-    assert config(method="following").identity()["settings"]["total_steps"] is None
+def test_a_method_that_follows_training_is_told_its_length():
+    following = config(method="ae-sam")  # 3 epochs of 5 batches
+    assert build_parts(following).optimizer.total_steps == 15
+    assert build_parts(dataclasses.replace(following, settings={"total_steps": 7})).optimizer.total_steps == 7
+    assert following.identity()["settings"]["total_steps"] is None

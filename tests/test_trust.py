@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from conftest import contents
 from picture_makers import class_folders
 from torch import nn
 
@@ -21,12 +22,7 @@ from esam.train.task import data_facts
 TINY = Config(data="digits", model="mlp", method="base", train_size=200, batch_size=50, epochs=2, threads=1)
 WILD = dataclasses.replace(TINY, lr=1e30, epochs=5)
 
-
 pytestmark = pytest.mark.usefixtures("own_cache")
-
-
-def files(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
 @pytest.fixture
@@ -60,11 +56,11 @@ def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(photos, tmp_
         run(config, tmp_path / "run", watch=stop)
     except KeyboardInterrupt:
         assert not finished
-    before = files(tmp_path / "run")
+    before = contents(tmp_path / "run")
     (photos / "dogs" / "more.png").write_bytes((photos / "cats" / "000.png").read_bytes())
     with pytest.raises(ValueError, match="data have changed .* then 8 training and 2 .* now 9 training and 2"):
         run(config, tmp_path / "run")
-    assert files(tmp_path / "run") == before
+    assert contents(tmp_path / "run") == before
 
 
 def test_a_comparison_of_changed_data_is_refused_before_anything_runs(photos, tmp_path):

@@ -81,16 +81,6 @@ class TwoRanks:
         return answers
 
 
-def on_two_ranks(folder, cases, seconds=300, *, fork=False):
-    """Run ``cases(rank)``, names and functions, on both ranks; return what each case returned, rank by rank."""
-    with TwoRanks(folder, seconds, fork=fork) as both:
-        return both(_every_case, cases)
-
-
-def _every_case(rank, cases):
-    return {name: case() for name, case in cases(rank)}
-
-
 def _serve(rank, folder, seconds, pipe):
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # Accelerate warns where nobody has said
     warnings.simplefilter("error")
