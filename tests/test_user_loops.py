@@ -60,6 +60,52 @@ def test_zero_grad_in_the_loss_function_does_nothing_to_the_step(make):
     assert_same(p.weights, q.weights)
 
 
+@pytest.mark.parametrize("name", ["sam", "slicesam", "esam", "msam"])
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_loop_over_passes_that_was_left_but_is_still_referred_to_leaves_nothing_behind(name, turns):
+    """Before: the next step began at theta + eps, and the end of the old loop wrote an old theta over the weights."""
+    (p, optimizer), (q, twin) = start(name), start(name)
+    for t, o in ((p, optimizer), (q, twin)):
+        t.step(o)  # so that there is a momentum
+    left = optimizer.passes(p.x, p.y)
+    x, y = next(left)
+    if turns == 2 and name != "msam":
+        optimizer.backward(p.loss_of(x, y))
+        next(left)
+    p.step(optimizer)
+    q.step(twin)
+    left.close()
+    assert_same(p.weights, q.weights)
+    with pytest.raises(StopIteration):
+        next(left)
+
+
+def test_a_loop_over_passes_that_goes_on_after_another_step_is_refused():
+    p = problem()
+    optimizer = SAM(sgd(p), p.model)
+    left = optimizer.passes(p.x, p.y)
+    next(left)
+    p.step(optimizer)
+    after = p.weights
+    with pytest.raises(ValueError, match="another step has begun"):
+        next(left)
+    assert_same(p.weights, after)
+
+
+def test_a_loop_that_ends_after_a_backward_leaves_no_autocast_behind():
+    p = problem(dtype=torch.float32)
+    optimizer = SAM(sgd(p), p.model)
+    with torch.autocast("cpu", torch.bfloat16):
+        passes = optimizer.passes(p.x, p.y)
+        optimizer.backward(p.loss_of(*next(passes)))
+    theta = p.weights
+    optimizer.backward(p.loss_of(*next(passes)))  # autocast is in force again: this pass is to see what the first saw
+    assert torch.is_autocast_enabled("cpu")
+    passes.close()
+    assert not torch.is_autocast_enabled("cpu")
+    assert_same(p.weights, theta)
+
+
 @pytest.mark.parametrize("name", ["base", "sam", "looksam", "slicesam", "base-part", "esam-random"])
 def test_a_sum_is_the_mean_times_the_batch(name):
     """At lr / 12 a step by the sum is the step by the mean. Before: 0.78 of it, in silence."""

@@ -303,13 +303,19 @@ class Step:
             found = found + loss if self.loss == "sum" else torch.lerp(found, loss.to(found), count / seen)
         return found
 
-    def undo(self) -> None:
-        """Take the whole step back: weights, buffers, gradients, random numbers, and what the method remembered."""
-        optimizer = self.optimizer
+    def leave(self) -> None:
+        """Be at theta again, and outside of any pass: the caller's loop may have ended in the middle of one."""
+        mode = torch.is_grad_enabled()
         if self.moved is not None:
             self.moved.restore()
         if self.running is not None:
             self.running.leave()
+        torch._C._set_grad_enabled(mode)
+
+    def undo(self) -> None:
+        """Take the whole step back: weights, buffers, gradients, random numbers, and what the method remembered."""
+        optimizer = self.optimizer
+        self.leave()
         for p in self.parameters:
             p.grad = None
         optimizer._before.put_back()

@@ -153,6 +153,8 @@ class Pass:
     ) -> None:
         self.step, self.piece, self.accept, self.keep = step, piece, accept, keep
         self.first, self.again, self.sync, self.quiet, self.graph = first, again, sync, quiet, graph
+        self.taken = False
+        """Whether its loss has been seen."""
         self._undo: list[Callable[[], Any]] = []
 
     def __call__(self) -> None:
@@ -191,7 +193,7 @@ class Pass:
 
     def take(self, result: Any) -> None:
         """Do with what the function returned whatever this pass is there for."""
-        one_loss_each = self.step.optimizer.needs_losses
+        one_loss_each, self.taken = self.step.optimizer.needs_losses, True
         if self.first:
             losses = self.piece.accept_first(result, one_loss_each=one_loss_each)
         else:

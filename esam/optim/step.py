@@ -226,7 +226,7 @@ class SharpnessAware(Wrapper):
             batch, dim: As for ``accumulate``.
             backward: Called with the loss in place of ``loss.backward()``, by trainers that own it.
         """
-        mode = torch.is_grad_enabled()
+        mode, step = torch.is_grad_enabled(), None
         try:
             torch._C._set_grad_enabled(False)
             piece = handed_over(_body_of_the_loop, batch, dim, None)
@@ -237,12 +237,15 @@ class SharpnessAware(Wrapper):
                     run.enter()
                     arguments = run.piece.arguments(run.keep)
                     yield arguments if len(arguments) != 1 else arguments[0]
-                    if step.running is not None:
+                    if self._step is not step:
+                        raise ValueError("another step has begun since this loop was left; begin a new passes(x, y)")
+                    if not run.taken:
                         raise ValueError("the loop's body must end with optimizer.backward(loss)")
                     run.leave()
             step.conclude()
         except BaseException:
-            self._undo()
+            if step is None or self._step is step:  # else the loop was left, and that step has been taken back
+                self._undo()
             raise
         finally:
             torch._C._set_grad_enabled(mode)
@@ -251,11 +254,10 @@ class SharpnessAware(Wrapper):
     def backward(self, loss: Tensor) -> None:
         """Differentiate the loss of one turn of ``passes``."""
         step: Step | None = self._step
-        if step is None or step.running is None or not step.in_turns:
+        if step is None or not step.in_turns or step.running is None or step.running.taken:
             raise ValueError("backward(loss) belongs into a loop over optimizer.passes(x, y), once a turn")
         try:
             step.running.take(loss)
-            step.running = None
         except BaseException:
             self._undo()
             raise
@@ -325,9 +327,13 @@ class SharpnessAware(Wrapper):
 
     def _forget(self) -> None:
         """Drop a step that nobody has stepped by: what a method remembered of it did not happen."""
-        step, self._step = self._step, None
+        step = self._step
         if step is not None:
+            step.leave()  # a loop over passes may have been left in the middle
             self.recall(step.memory)
+            if not step.ready:
+                self.generator.set_state(step.generator)
+            self._step = None
 
     def _undo(self) -> None:
         """Take the step back that is running, if one is."""
