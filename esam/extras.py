@@ -17,8 +17,8 @@ EXTRAS = {
 
 def what_to_install(package: str) -> str:
     """Return what pip should be given for a package: the extra that has it, or the package itself."""
-    whole = package.split(".")[0]
-    return f"torch-esam[{EXTRAS[whole]}]" if whole in EXTRAS else whole
+    root = package.split(".")[0]
+    return f"torch-esam[{EXTRAS[root]}]" if root in EXTRAS else root
 
 
 def missing(*packages: str, purpose: str) -> list[str]:

@@ -46,8 +46,8 @@ def top_eigenvalues(
     hessian = _Hessian(objective, parameters)
     if k == size or size <= 3:  # Lanczos finds fewer eigenvalues than there are; so few parameters are dense anyway
         dense = torch.stack([hessian(column) for column in torch.eye(size, **hessian.like)])
-        found: list[float] = torch.linalg.eigvalsh((dense + dense.T) / 2).flip(0)[:k].tolist()
-        return found
+        top: list[float] = torch.linalg.eigvalsh((dense + dense.T) / 2).flip(0)[:k].tolist()
+        return top
     return sorted(hessian.extremes(k=k, which="LA", tolerance=tolerance, seed=seed), reverse=True)
 
 
@@ -128,8 +128,8 @@ class _Hessian:
 
         start = torch.randn(self.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).numpy()
         hessian = LinearOperator((self.size, self.size), matvec=product, dtype="float64")
-        found = eigsh(hessian, k=k, which=which, tol=tolerance, v0=start, return_eigenvectors=False)
-        return [float(value) for value in found]
+        values = eigsh(hessian, k=k, which=which, tol=tolerance, v0=start, return_eigenvectors=False)
+        return [float(value) for value in values]
 
 
 def _tridiagonal(hessian: _Hessian, steps: int, generator: torch.Generator) -> Tensor:
@@ -144,5 +144,5 @@ def _tridiagonal(hessian: _Hessian, steps: int, generator: torch.Generator) -> T
         beta = following.norm()
         betas.append(beta)
         v, before = following / beta, v
-    diagonal, beside = torch.stack(alphas).double().cpu(), torch.stack(betas[:-1]).double().cpu()
-    return torch.diag(diagonal) + torch.diag(beside, 1) + torch.diag(beside, -1)
+    diagonal, off_diagonal = torch.stack(alphas).double().cpu(), torch.stack(betas[:-1]).double().cpu()
+    return torch.diag(diagonal) + torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1)

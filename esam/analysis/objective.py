@@ -95,9 +95,9 @@ class ModelObjective:
         return torch.cat(inputs), torch.cat(targets)
 
     def _of(self, batches: Sequence[Batch]) -> ModelObjective:
-        other = ModelObjective(self.model, batches, self.loss)
-        other._buffers = self._buffers
-        return other
+        part = ModelObjective(self.model, batches, self.loss)
+        part._buffers = self._buffers
+        return part
 
     def _losses(self, parameters: Parameters) -> Iterator[Tensor]:
         with evaluating(self.model):
@@ -114,20 +114,20 @@ def repeats(objective: Objective, parameters: Parameters, *, first: Tensor | Non
     """
     with torch.no_grad(), random_stream_kept(parameters.values()):
         answers = [float(objective(parameters) if first is None else first), float(objective(parameters))]
-    one, other = answers
-    if same_answer(one, other):
-        return one
+    before, after = answers
+    if same_answer(before, after):
+        return before
     raise ValueError(
-        f"the objective answered {one!r} and then {other!r} for the same parameters, so nothing can be compared: "
+        f"the objective answered {before!r} and then {after!r} for the same parameters, so nothing can be compared: "
         "something in it is random. Call model.eval() (dropout, BatchNorm in training mode), and use the same samples "
         "each time, without shuffling or augmentation; ModelObjective(model, batches) does all of this"
     )
 
 
-def same_answer(one: float, other: float) -> bool:
+def same_answer(first: float, second: float) -> bool:
     """Tell whether two losses are equal up to the order of their sums; NaN equals NaN."""
-    close = math.isclose(one, other, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12)
-    return close or (math.isnan(one) and math.isnan(other))
+    close = math.isclose(first, second, rel_tol=REPEAT_TOLERANCE, abs_tol=1e-12)
+    return close or (math.isnan(first) and math.isnan(second))
 
 
 def value_and_gradient(objective: Objective, parameters: Parameters) -> tuple[Tensor, dict[str, Tensor]]:

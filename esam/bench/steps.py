@@ -112,7 +112,7 @@ def bench_steps(bench: Bench, contenders: Mapping[str, Contender]) -> dict[str, 
     """
     chosen_device(bench.check().device)
     torch.set_num_threads(bench.threads)
-    steps = {name: prepared(bench, one.build) for name, one in contenders.items()}
+    steps = {name: prepared(bench, contender.build) for name, contender in contenders.items()}
     # a first step, which also warms up
     rows: dict[str, dict[str, Any]] = {name: _counted(*step, bench.batch_size) for name, step in steps.items()}
     times = seconds_in_turn({name: step for name, (_, step) in steps.items()}, bench.rounds, _clock(bench))

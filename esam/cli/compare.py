@@ -59,8 +59,8 @@ def compare(arguments: list[str]) -> None:
     if "seeds" in typed:
         asked["seeds"] = read_seeds(options.seeds)
     settings = {**comparison.settings}
-    for method, own in settings_by_method(options.set).items():
-        settings[method] = {**settings.get(method, {}), **own}
+    for method, chosen in settings_by_method(options.set).items():
+        settings[method] = {**settings.get(method, {}), **chosen}
     comparison = replace(comparison, settings=settings, **asked)
     if "tune_over" in typed and not comparison.tune:
         raise ValueError("--tune-over says what a search looks for, and there is none; add --tune 4")

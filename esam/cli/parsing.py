@@ -185,7 +185,7 @@ def parse_run(
     (of_command, config), typed = parse_all(command, [options, Config], arguments, defaults=defaults, knobs=knobs)
     asked = {name: value for name, value in typed.items() if name in knobs}
     config = dataclasses.replace(config, settings={**start.config.settings, **asked})
-    settings = {m: {k: v for k, v in own.items() if k not in typed} for m, own in start.settings.items()}
+    settings = {m: {k: v for k, v in chosen.items() if k not in typed} for m, chosen in start.settings.items()}
     config = config if recipe else _suited_length(config, typed)
     return of_command, dataclasses.replace(start, config=config, settings=settings), typed
 

@@ -88,8 +88,8 @@ class Accumulator:
     def now(self) -> Gradients:
         """Return what it holds."""
         index = [n for n, p in enumerate(self.parameters) if p.grad is not None]
-        found = self.ranks.named(index, self.ranks.local([self.parameters[n].grad for n in index]))
-        return found.like(found.index, found.tensors, shared=self.shared)
+        gradients = self.ranks.named(index, self.ranks.local([self.parameters[n].grad for n in index]))
+        return gradients.like(gradients.index, gradients.tensors, shared=self.shared)
 
     def weight(self, count: int, *, last: bool) -> float:
         """Return what the mean over ``count`` more samples counts for.

@@ -33,10 +33,10 @@ def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size
             raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
     if not batch:
         return Piece(function, None, dims, size)
-    found = size_of_each(batch, dims)
-    if size and found is not None and size != found:
-        raise ValueError(f"batch_size is {size}, and the batch has {found} samples; leave batch_size out")
-    return Piece(function, batch, dims, size or found or 0)
+    samples = size_of_each(batch, dims)
+    if size and samples is not None and size != samples:
+        raise ValueError(f"batch_size is {size}, and the batch has {samples} samples; leave batch_size out")
+    return Piece(function, batch, dims, size or samples or 0)
 
 
 def _is_scaler(argument: object) -> bool:

@@ -54,13 +54,13 @@ class Batch:
 
     def add(self, gradients: Gradients) -> None:
         """Add to the gradient that the base steps by."""
-        whole = self._whole
-        if whole.log is not None:
-            whole.replayed += 1
-            if whole.replayed <= len(whole.log):
+        root = self._root
+        if root.log is not None:
+            root.replayed += 1
+            if root.replayed <= len(root.log):
                 return
-            whole.log.append(None)
-        self._step.grad.add(gradients, whole.share)
+            root.log.append(None)
+        self._step.grad.add(gradients, root.share)
 
     def backward(self, keep: Callable[[Candidates], Tensor] | None = None) -> None:
         """Add the gradient of these samples, at the weights as they are, to that which the base steps by.
@@ -68,22 +68,22 @@ class Batch:
         Args:
             keep: Chooses the samples to run, by index; None: all of them.
         """
-        step, whole = self._step, self._whole
+        step, root = self._step, self._root
         runs: list[Run] = [(piece, None) for piece in self.pieces] if keep is None else self._kept(keep)
         count = sum(piece.count(samples) for piece, samples in runs)
-        if whole.log is None:
-            whole.first = whole.subset.first = NONE  # the passes need the memory
+        if root.log is None:
+            root.first = root.subset.first = NONE  # the passes need the memory
         for number, (piece, samples) in enumerate(runs, start=1):
-            part = (whole.samples if step.loss == "sum" else piece.count(samples)) / count
-            self._run(piece, self._backward_by(part), keep=samples, sync=whole.last and number == len(runs))
-        if runs and whole.last:
+            part = (root.samples if step.loss == "sum" else piece.count(samples)) / count
+            self._run(piece, self._backward_by(part), keep=samples, sync=root.last and number == len(runs))
+        if runs and root.last:
             step.grad.shared = True
 
     @property
     def gradient(self) -> Gradients:
         """What the base would step by now, unscaled."""
-        found, scale = self._step.grad.now(), self._step.grad.scale
-        return found if scale is None else found * (1 / scale)
+        gradients, scale = self._step.grad.now(), self._step.grad.scale
+        return gradients if scale is None else gradients * (1 / scale)
 
     def mean_over_ranks(self, gradients: Gradients) -> Gradients:
         """Return the mean of what every rank has."""
@@ -98,7 +98,7 @@ class Batch:
     # For the flow ---------------------------------------------------------------------------------------------------
 
     @property
-    def _whole(self) -> Batch:
+    def _root(self) -> Batch:
         return self._superset or self
 
     def split(self) -> None:
@@ -121,14 +121,14 @@ class Batch:
 
     def close(self) -> None:
         """Make ``first`` what the gradient of the whole batch would be in its place, unscaled."""
-        if self._step.loss == "sum" and self.samples < self._whole.samples:
-            self.first = self.first * (self._whole.samples / max(1, self.samples))
+        if self._step.loss == "sum" and self.samples < self._root.samples:
+            self.first = self.first * (self._root.samples / max(1, self.samples))
         if self._step.grad.scale is not None:
             self.first = self.first * (1 / self._step.grad.scale)
 
     def _backward_by(self, part: float) -> Callable[[Tensor], None]:
         def backward(losses: Tensor) -> None:
-            step, factor = self._step, self._whole.share * part
+            step, factor = self._step, self._root.share * part
             step.grad.backward(reduced(losses, step.loss), factor if step.finite is None else factor * step.finite)
 
         return backward
@@ -181,14 +181,14 @@ class Batch:
         self, piece: Piece, accept: Callable[[Tensor], None], *, result: list[Tensor] | None = None, **how: Any
     ) -> None:
         """Run a pass; in ``passes``, read it from the log, or leave ``finish`` until the caller's loop has run it."""
-        log = self._whole.log
+        log = self._root.log
         if log is None:
             Pass(self._step, piece, accept, **how)()
             return
-        if self._whole.replayed < len(log):
+        if self._root.replayed < len(log):
             if result is not None:
-                result.append(log[self._whole.replayed])
-            self._whole.replayed += 1
+                result.append(log[self._root.replayed])
+            self._root.replayed += 1
             return
 
         def logged(losses: Tensor) -> None:

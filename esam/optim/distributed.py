@@ -35,14 +35,14 @@ class SingleProcess:
     def gradients(self, loss: Tensor, inputs: Sequence[Any]) -> list[Tensor | None]:
         """Return the gradient at each input, None where the loss does not depend on it; ``.grad`` is not touched."""
         try:
-            found: list[Tensor | None] = list(torch.autograd.grad(loss, inputs, allow_unused=True))
+            gradients: list[Tensor | None] = list(torch.autograd.grad(loss, inputs, allow_unused=True))
         except RuntimeError:
             refuse_reentrant_checkpoints(loss)
             raise
-        if not self._graph_checked and any(gradient is None for gradient in found):
+        if not self._graph_checked and any(gradient is None for gradient in gradients):
             refuse_reentrant_checkpoints(loss)
             self._graph_checked = True
-        return found
+        return gradients
 
     def named(
         self, index: Sequence[int], tensors: Sequence[Tensor | None], sparse: set[int] | None = None
@@ -53,12 +53,12 @@ class SingleProcess:
         """
         if not [t for t in tensors if t is None or t.is_sparse]:
             return self._gradients(index, tensors)
-        found = {n: t for n, t in zip(index, tensors, strict=True) if t is not None}
-        for n in [n for n, t in found.items() if t.is_sparse]:
-            found[n] = found[n].to_dense()
+        dense = {n: t for n, t in zip(index, tensors, strict=True) if t is not None}
+        for n in [n for n, t in dense.items() if t.is_sparse]:
+            dense[n] = dense[n].to_dense()
             if sparse is not None:
                 sparse.add(n)
-        return self._gradients(found, found.values())
+        return self._gradients(dense, dense.values())
 
     def _gradients(self, index: Iterable[int], tensors: Iterable[Any]) -> Gradients:
         sum_over_shards = self._sum_over_shards if self._shard_groups else None
@@ -152,11 +152,11 @@ class Replicas(SingleProcess):
         """Return the mean of each gradient that any rank has; one exchange for them, one to learn which they are."""
         if gradients.shared:
             return gradients
-        own = dict(iter(gradients))
-        index = self._on_any_rank(own, len(parameters))
+        here = dict(iter(gradients))
+        index = self._on_any_rank(here, len(parameters))
         if not index:
             return gradients.like([], [], shared=True)
-        flat = torch.cat([own[n].flatten() if n in own else torch.zeros_like(parameters[n]).flatten() for n in index])
+        flat = torch.cat([here[n].flatten() if n in here else torch.zeros_like(parameters[n]).flatten() for n in index])
         torch.distributed.all_reduce(flat, group=self._model.process_group)
         parts = torch.split(flat / self._model.process_group.size(), [parameters[n].numel() for n in index])
         means = [part.view_as(parameters[n]) for n, part in zip(index, parts, strict=True)]
@@ -210,11 +210,11 @@ def backward_into(backward: Any, parameters: Sequence[Any], inputs: Sequence[Any
         tensor.retain_grad()
     try:
         backward()
-        found = [tensor.grad for tensor in inputs]
+        gradients = [tensor.grad for tensor in inputs]
     finally:
         for p, grad in zip(parameters, kept, strict=True):
             p.grad = grad
-    return [g.to_local() if hasattr(g, "to_local") else g for g in found]
+    return [g.to_local() if hasattr(g, "to_local") else g for g in gradients]
 
 
 def ranks_of(model: nn.Module, perturbation: str) -> SingleProcess:

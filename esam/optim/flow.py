@@ -297,11 +297,11 @@ class Step:
         self.ready = True
         if len(self.losses) == 1:
             return self.losses[0][0]
-        (found, seen), *others = self.losses
+        (total, seen), *others = self.losses
         for loss, count in others:
             seen += count
-            found = found + loss if self.loss == "sum" else torch.lerp(found, loss.to(found), count / seen)
-        return found
+            total = total + loss if self.loss == "sum" else torch.lerp(total, loss.to(total), count / seen)
+        return total
 
     def leave(self) -> None:
         """Be at theta again, and outside of any pass: the caller's loop may have ended in the middle of one."""

@@ -82,8 +82,8 @@ class StepMonitor(Monitor):
         """Note how long a perturbation is beside what it perturbs, and what low precision leaves of it."""
         if not eps.tensors:
             return
-        whole = eps.like(eps.index, [w.detach() for w in weights]).norm()
-        self._lengths.append(torch.stack([eps.norm().to(whole), whole]))
+        length = eps.like(eps.index, [w.detach() for w in weights]).norm()
+        self._lengths.append(torch.stack([eps.norm().to(length), length]))
         low = [(w, e) for w, e in zip(weights, eps.tensors, strict=True) if w.dtype in _LOW_PRECISION]
         if low and not self._rounding:
             with torch.no_grad():
@@ -116,8 +116,8 @@ class StepMonitor(Monitor):
 
     def findings(self) -> list[Finding]:
         """Return what was found, gravest first."""
-        found = (self._never(), self._adds_up(), self._zero(), self._length(), self._precision(), self._few())
-        return [finding for finding in found if finding is not None]
+        signs = (self._never(), self._adds_up(), self._zero(), self._length(), self._precision(), self._few())
+        return [finding for finding in signs if finding is not None]
 
     def _read(self) -> Tensor:
         return torch.stack([pair.double().cpu() for pair in self._lengths]) if self._lengths else torch.empty(0, 2)
@@ -152,19 +152,20 @@ class StepMonitor(Monitor):
         if len(parts) < 2:
             return None
         values = torch.stack([loss.double().cpu() for loss, _ in parts] + [whole_loss.double().cpu()]).tolist()
-        whole, counts, kind = values.pop(), [count for _, count in parts], self.optimizer.loss
+        total, counts, kind = values.pop(), [count for _, count in parts], self.optimizer.loss
         mean = sum(v * n for v, n in zip(values, counts, strict=True)) / sum(counts)
-        found, other = (sum(values), mean) if kind == "sum" else (mean, sum(values))
-        if not math.isfinite(whole) or abs(found - whole) <= PARTS_DIFFER * abs(whole):
-            if len({whole, *values}) == 1 and whole != 0:
+        declared, undeclared = (sum(values), mean) if kind == "sum" else (mean, sum(values))
+        if not math.isfinite(total) or abs(declared - total) <= PARTS_DIFFER * abs(total):
+            if len({total, *values}) == 1 and total != 0:
                 return Finding("the loss is the same for every part of a batch: it ignores the samples it is given",
                                'index inputs and targets by them, or pass loss="whole"')  # fmt: skip
             return None
         remedy = 'it depends on the batch as a whole (pairs, contrast, a graph): pass loss="whole", or choose SAM'
-        if abs(other - whole) <= PARTS_DIFFER * abs(whole):
+        if abs(undeclared - total) <= PARTS_DIFFER * abs(total):
             remedy = f'pass loss="{"mean" if kind == "sum" else "sum"}"'
         return Finding(
-            f'the loss of a batch, {whole:.4g}, is not that of its parts, {found:.4g}, as loss="{kind}" has it', remedy
+            f'the loss of a batch, {total:.4g}, is not that of its parts, {declared:.4g}, as loss="{kind}" has it',
+            remedy,
         )
 
     def _zero(self) -> Finding | None:
@@ -221,13 +222,13 @@ class FirstSteps(StepMonitor):
         if self.steps not in (1, FIRST):
             return
         optimizer = self.optimizer
-        found = [self._off(), self._few()] if self.steps == 1 else []
+        findings = [self._off(), self._few()] if self.steps == 1 else []
         if self.steps == FIRST:
-            found = [self._adds_up(), self._length(), self._precision()]
+            findings = [self._adds_up(), self._length(), self._precision()]
             if self.zero_gradients > len(self.ratios):
-                found.append(self._zero())
+                findings.append(self._zero())
             optimizer.monitor = Monitor()
         if optimizer.ranks.rank == 0:
-            for finding in found:
+            for finding in findings:
                 if finding is not None:
                     warn_caller(str(finding), GuidanceWarning)

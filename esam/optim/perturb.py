@@ -39,7 +39,7 @@ def adaptive_ascent(g: Gradients, radii: Radii, weights: Sequence[Tensor], *, et
     torch._foreach_add_(t, eta)
     scaled = torch._foreach_mul(t, g.tensors)
     norm = g.like(g.index, scaled).norm()
-    return along(g.like(g.index, torch._foreach_mul(scaled, t)), radii, norm, own=False)
+    return along(g.like(g.index, torch._foreach_mul(scaled, t)), radii, norm, own_norm=False)
 
 
 def spectral_ascent(g: Gradients, radii: Radii) -> Gradients:
@@ -63,17 +63,17 @@ def _polar(g: Tensor) -> Tensor:
     return polar.view_as(g)
 
 
-def along(direction: Gradients, radii: Radii, norm: Tensor, *, own: bool = True) -> Gradients:
+def along(direction: Gradients, radii: Radii, norm: Tensor, *, own_norm: bool = True) -> Gradients:
     """Return ``rho / norm`` times the direction, tensor by tensor; zero where the norm is zero, inf or NaN.
 
-    ``own``: it is the direction's own norm, or a larger one.
+    ``own_norm``: it is the direction's own norm, or a larger one.
     """
     if not direction.tensors:
         return direction
     if not _HALF.isdisjoint([t.dtype for t in direction.tensors]):  # rho / norm may exceed what half precision can hold
         direction = direction.like(direction.index, [t.float() if t.dtype in _HALF else t for t in direction.tensors])
     inverse, rho = norm.reciprocal(), [radii[n] for n in direction.index]
-    finite = own and _is_known_positive(inverse)
+    finite = own_norm and _is_known_positive(inverse)
     inverse = inverse if finite else torch.nan_to_num(inverse, 0.0, 0.0, 0.0)
     if rho.count(rho[0]) == len(rho):
         eps = direction * (inverse * rho[0])

@@ -197,8 +197,8 @@ class Pass:
         if self.first:
             losses = self.piece.accept_first(result, one_loss_each=one_loss_each)
         else:
-            found, expected = _loss_and_outputs(result)[0], self.piece.count(self.keep)
-            losses = checked_losses(found, expected, one_loss_each=one_loss_each)
+            loss, expected = _loss_and_outputs(result)[0], self.piece.count(self.keep)
+            losses = checked_losses(loss, expected, one_loss_each=one_loss_each)
         if self.graph and not losses.requires_grad:
             raise ValueError(
                 "the loss has no graph; compute it from the model, without detach() or no_grad(), and check that some "

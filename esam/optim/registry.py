@@ -61,22 +61,22 @@ class Method:
         hints = typing.get_type_hints(self.build.__init__)
         return {name: _plain_type(hints[name]) for name in _keywords(self.build)}
 
-    def effective(self, given: Settings | None = None) -> dict[str, Any]:
+    def effective(self, settings: Settings | None = None) -> dict[str, Any]:
         """Return every setting that counts, by its value: what was given, the row's own, the class's defaults.
 
         Two runs are the same when these are; a setting without effect beside the others (a ranking where all samples
         are kept) is left out.
         """
-        whole = {**_keywords(self.build), **self.settings, **(given or {})}
-        return {name: value for name, value in whole.items() if name not in self.build.ineffective(whole)}
+        every = {**_keywords(self.build), **self.settings, **(settings or {})}
+        return {name: value for name, value in every.items() if name not in self.build.ineffective(every)}
 
-    def units(self, given: Settings | None = None) -> float:
+    def units(self, settings: Settings | None = None) -> float:
         """Return what a step costs with these settings: the base optimizer 3, SAM 6.
 
         >>> round(METHODS["esam"].units(), 2)
         5.1
         """
-        return self.cost({**_keywords(self.build), **self.settings, **(given or {})})
+        return self.cost({**_keywords(self.build), **self.settings, **(settings or {})})
 
 
 def method_of(name: str) -> Method:
@@ -95,18 +95,18 @@ def method_of(name: str) -> Method:
             f"there is no method {name!r}; there are {', '.join(METHODS)}, or a class as package.module:Class"
         )
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        build = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{name}: {error}; write package.module:Class, importable from the current folder") from error
-    if not (isinstance(found, type) and issubclass(found, SharpnessAware)):
+    if not (isinstance(build, type) and issubclass(build, SharpnessAware)):
         raise ValueError(f"{name} is not a subclass of esam.SharpnessAware")
-    summary = (inspect.getdoc(found) or found.__name__).split("\n")[0]
+    summary = (inspect.getdoc(build) or build.__name__).split("\n")[0]
     return Method(
-        str(getattr(found, "title", found.__name__)),
-        str(getattr(found, "summary", summary)),
-        found,
-        getattr(found, "colour", None),
-        getattr(found, "cost", lambda _: 6.0),
+        str(getattr(build, "title", build.__name__)),
+        str(getattr(build, "summary", summary)),
+        build,
+        getattr(build, "colour", None),
+        getattr(build, "cost", lambda _: 6.0),
     )
 
 

@@ -241,7 +241,7 @@ def changed_data(then: Facts | None, now: Facts) -> str | None:
     if then is None or then["fingerprint"] == now["fingerprint"]:
         other = then is not None and then.get("model") != now.get("model")
         return "the model has other tensors than it had" if other else None
-    both = [f"{one['train']} training and {one['test']} test samples ({one['fingerprint']})" for one in (then, now)]
+    both = [f"{data['train']} training and {data['test']} test samples ({data['fingerprint']})" for data in (then, now)]
     return f"then {both[0]}, now {both[1]}"
 
 

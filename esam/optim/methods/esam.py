@@ -105,15 +105,15 @@ class ESAM(SharpnessAware):
         g = batch.first
         if self.beta == 1 or self.norm == "selected":
             return l2_ascent(g, batch.radii)
-        own = g.norms()
-        norms = own.new_full((len(self.parameters()),), -1.0)
-        norms[: len(self.norms)] = self.norms.to(own)
+        drawn = g.norms()
+        norms = drawn.new_full((len(self.parameters()),), -1.0)
+        norms[: len(self.norms)] = self.norms.to(drawn)
         others = [n for n in self.radii() if n not in batch.radii]
-        length = torch.linalg.vector_norm(torch.cat([own, norms[others].clamp(min=0)]))
+        length = torch.linalg.vector_norm(torch.cat([drawn, norms[others].clamp(min=0)]))
         if batch.last:
             known = self.known() | set(g.index)
             seen = torch.full_like(norms, -1.0).index_copy(
-                0, torch.tensor(g.index, dtype=torch.long, device=own.device), own
+                0, torch.tensor(g.index, dtype=torch.long, device=drawn.device), drawn
             )
             seen = self.ranks.mean_squares(seen)  # the same ones on every rank
             self.norms = torch.where(seen >= 0, seen, norms)

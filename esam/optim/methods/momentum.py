@@ -39,8 +39,8 @@ class MomentumSAM(SharpnessAware):
         if self.steps < self.warmup_steps:
             return None
         radii = {n: -rho for n, rho in self.radii().items()}
-        found = momenta(self, radii)
-        if not found and self.steps > 0:
+        held = momenta(self, radii)
+        if not held and self.steps > 0:
             raise ValueError(NO_MOMENTUM)
-        v = self.ranks.named(list(found), self.ranks.local(list(found.values())))
+        v = self.ranks.named(list(held), self.ranks.local(list(held.values())))
         return Plan(at=l2_ascent(v, radii))
