@@ -60,9 +60,16 @@ def test_zero_grad_in_the_loss_function_does_nothing_to_the_step(make):
     assert_same(p.weights, q.weights)
 
 
+def in_phases(p, optimizer):
+    optimizer.accumulate(p.loss_of, p.x, p.y)
+    optimizer.gradient()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("take_step", [lambda p, o: p.step(o), in_phases], ids=["step", "phases"])
 @pytest.mark.parametrize("name", ["sam", "slicesam", "esam", "msam"])
 @pytest.mark.parametrize("turns", [1, 2])
-def test_a_loop_over_passes_that_was_left_but_is_still_referred_to_leaves_nothing_behind(name, turns):
+def test_a_loop_over_passes_that_was_left_but_is_still_referred_to_leaves_nothing_behind(name, turns, take_step):
     """Before: the next step began at theta + eps, and the end of the old loop wrote an old theta over the weights."""
     (p, optimizer), (q, twin) = start(name), start(name)
     for t, o in ((p, optimizer), (q, twin)):
@@ -72,9 +79,11 @@ def test_a_loop_over_passes_that_was_left_but_is_still_referred_to_leaves_nothin
     if turns == 2 and name != "msam":
         optimizer.backward(p.loss_of(x, y))
         next(left)
-    p.step(optimizer)
-    q.step(twin)
-    left.close()
+    take_step(p, optimizer)
+    take_step(q, twin)
+    with torch.no_grad():
+        left.close()
+        assert not torch.is_grad_enabled()
     assert_same(p.weights, q.weights)
     with pytest.raises(StopIteration):
         next(left)

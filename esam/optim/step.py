@@ -167,7 +167,7 @@ class SharpnessAware(Wrapper):
 
         Clip it, unscale it, and call ``step()`` without arguments.
         """
-        if self._step is None or self._step.ready:
+        if not self._accumulating:
             raise ValueError("gradient() has nothing to work on; call accumulate(loss_of, x, y) for each micro-batch")
         return _phase(SharpnessAware._second_passes)(self)
 
@@ -244,8 +244,10 @@ class SharpnessAware(Wrapper):
                     run.leave()
             step.conclude()
         except BaseException:
-            if step is None or self._step is step:  # else the loop was left, and that step has been taken back
+            if step is None or self._step is step:
                 self._undo()
+            else:  # the loop was left, and the next step has taken this one back
+                mode = torch.is_grad_enabled()
             raise
         finally:
             torch._C._set_grad_enabled(mode)
@@ -279,6 +281,11 @@ class SharpnessAware(Wrapper):
             return loss
         return (loss, *joined_pieces(done, dim)[1])
 
+    @property
+    def _accumulating(self) -> bool:
+        """Whether ``accumulate`` has begun a step that waits for more, or for ``gradient``."""
+        return self._step is not None and not (self._step.ready or self._step.in_turns)
+
     def _begin(self, scaler: GradScaler | None, backward: Callable[[Tensor], Any] | None = None) -> Step:
         if "base" not in vars(self):  # Fabric's wrapper imitates the class, and has no state
             raise ValueError(
@@ -300,7 +307,7 @@ class SharpnessAware(Wrapper):
         self, piece: Piece, scaler: GradScaler | None, *, last: bool, perturb: bool = True
     ) -> list[Piece]:
         """Take the first passes of a micro-batch, and return the pieces that it ran in."""
-        step: Step = self._begin(scaler) if self._step is None or self._step.ready else self._step
+        step: Step = self._step if self._accumulating else self._begin(scaler)
         done: list[Piece] = []
         with refusing_hidden_replicas(self.model, self.ranks):
             for run in step.first_passes(piece, last=last, perturb=perturb):
