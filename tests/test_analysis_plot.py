@@ -70,6 +70,7 @@ def test_losses_that_are_not_finite_are_left_blank_a_flat_plane_is_drawn_and_not
         contours(tmp_path / "c.png", {"SAM": Landscape((AXIS,), torch.ones(1, len(AXIS)))})
 
 
+@pytest.mark.slow
 def test_matplotlib_and_scipy_are_imported_only_when_they_are_used(tmp_path, monkeypatch):
     program = (
         "import sys, esam.analysis, esam.analysis.plot, esam.train.loaded_run;"

@@ -33,6 +33,7 @@ def test_every_contender_steps_is_counted_by_hooks_in_batches_and_compared_with_
     assert [row[0] for row in steps_sheet(result).rows] == names
 
 
+@pytest.mark.slow
 def test_memory_is_measured_in_a_process_of_its_own():
     assert peak_memory(Bench(model="mlp", batch_size=512, size=32, rounds=1), contender("sam")) > 1_000_000
 

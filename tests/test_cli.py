@@ -295,6 +295,7 @@ def test_quiet_is_quiet():
 # Channels ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_gone_is_no_error_and_a_sign_that_cannot_be_shown_is_none_either():
     command = [sys.executable, "-m", "esam", "methods"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:

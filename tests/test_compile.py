@@ -88,6 +88,7 @@ def test_compiled_steps_equal_the_eager_ones_and_no_graph_is_made_after_the_firs
     assert graphs[-1] == graphs[0 if backend == "aot_eager" else 5]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which(os.environ.get("CXX", "g++")), reason="inductor needs a C++ compiler")
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 def test_inductors_code_equals_eager_to_rounding_with_one_graph_for_both_passes():

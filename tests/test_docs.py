@@ -156,6 +156,7 @@ def test_the_summary_for_language_models_names_every_page():
 # The site ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_site_has_every_page_reachable_from_the_first_no_broken_link_and_asks_no_other_server(tmp_path):
     """Built as ``make site`` does. It is strict: a link, an anchor, a picture or a name that is not there fails it."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]

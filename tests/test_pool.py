@@ -38,6 +38,7 @@ def done(tmp_path_factory):
     return runs, text.getvalue()
 
 
+@pytest.mark.slow
 def test_processes_fresh_or_reused_record_what_the_same_runs_record_in_this_one(done, tmp_path):
     for planned in done[0]:
         here, there = run(planned.config, tmp_path / planned.folder.name, measures=MEASURES), planned.record()

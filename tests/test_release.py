@@ -82,6 +82,7 @@ def test_the_sdist_has_source_tests_and_licence_and_is_small(built):
     assert built[0].stat().st_size < 3_000_000
 
 
+@pytest.mark.slow
 def test_the_wheel_trains_from_a_folder_of_its_own(installed, smoke):
     version, place = smoke[0].split()
     assert place.startswith(str(installed))

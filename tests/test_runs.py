@@ -165,6 +165,7 @@ def run_and_wait_inside(folder, inside, go_on):
     run(TINY, folder)
 
 
+@pytest.mark.slow
 def test_a_second_process_is_kept_out_of_a_folder_and_the_first_is_not_disturbed(tmp_path):
     inside, go_on = forked.CONTEXT.Event(), forked.CONTEXT.Event()
     first = forked.start(run_and_wait_inside, tmp_path, inside, go_on, ESAM_CACHE=os.environ["ESAM_CACHE"])

@@ -84,6 +84,7 @@ def test_the_bound_is_students():
     assert Difference(values).reach == pytest.approx(2.015048 * deviation / math.sqrt(6), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_dear_or_twice_worse_slice_is_refuted_and_an_equal_one_holds():
     def world(loss_to_sam: float, price: float):
         def outcome(run):

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from esam.integrations.huggingface import SharpnessAwareTrainer
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # theirs
 WORDS = ["<pad>", "<eos>", *(f"w{n}" for n in range(20))]
 SIZE = {"vocab_size": len(WORDS), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
 SIZE |= {"num_attention_heads": 2, "num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1}

@@ -66,6 +66,7 @@ def test_from_pictures_to_predictions(esam):
     assert Path("weights.safetensors").stat().st_size > 1_000
 
 
+@pytest.mark.slow
 def test_from_text_to_predictions(esam):
     Path("mine.py").write_text(TEXT)
     Path("new.txt").write_text("a great film\npoor book\n")
