@@ -21,7 +21,7 @@ from esam.runs.sweep import Sweep, SweepOptions, shown_url
 
 TINY = Config(data="digits", model="mlp", method="sam", train_size=200, batch_size=50, epochs=2, seed=100, threads=1)
 EXPERIMENTAL = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")  # pytest sets filters anew
-pytestmark = [pytest.mark.usefixtures("own_cache"), EXPERIMENTAL]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("own_cache"), EXPERIMENTAL]
 
 
 def begun(folder, *words, **more):
