@@ -10,6 +10,7 @@ import json
 import math
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -248,8 +249,9 @@ def _commit(checkout: Path) -> str | None:
 
 
 def _cpu_name() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
+    """Name the processor; with its family and model, for hypervisors call unlike ones alike."""
+    with suppress(OSError, KeyError):
+        first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
+        about = dict(re.findall(r"^([\w ]+?)\s*: (.+)$", first, re.MULTILINE))
+        return f"{about['model name']}, family {about['cpu family']} model {about['model']}"
     return platform.processor() or platform.machine()

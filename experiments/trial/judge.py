@@ -118,13 +118,19 @@ class Task:
         bases = [base for base in ("base", LONGER if role in TWICE else EQUAL) if self.runs.get(base)]
         return max(bases, key=lambda base: fmean(self.score(base, r) for r in self.runs[base].values()))
 
+    def time(self, role: str, seconds: Callable[[dict[str, Any]], float]) -> float:
+        """Return the processor time over the base's, the mean over seeds that both have from the same processor."""
+        both = [(run, self.runs["base"][seed]) for seed, run in self.runs[role].items() if seed in self.runs["base"]]
+        ratios = [seconds(run) / seconds(base) for run, base in both if run.get("hardware") == base.get("hardware")]
+        return fmean(ratios) if ratios else math.nan
+
     def price(self, role: str) -> float:
-        """Return the processor time of a step over the base's, the mean over seeds that both have."""
-        seeds = sorted(set(self.runs[role]) & set(self.runs["base"]))
-        if not seeds:
-            return math.nan
-        ratios = [step(self.runs[role][s]) / step(self.runs["base"][s]) for s in seeds]
-        return fmean(ratios)
+        """Return the time of a step over the base's."""
+        return self.time(role, step)
+
+    def total(self, role: str) -> float:
+        """Return the time of a whole run over the base's at its own length."""
+        return self.time(role, lambda record: record["seconds"])
 
     def base_step(self) -> float:
         """Return the base's seconds a step."""
@@ -203,9 +209,3 @@ def joint(said: Sequence[Answer]) -> Answer:
     if "no" in said:
         return "no"
     return "yes" if set(said) == {"yes"} else "cannot tell"
-
-
-def total(task: Task, role: str) -> float:
-    """Return the processor time of a whole run over the base's at its own length."""
-    seeds = sorted(set(task.runs[role]) & set(task.runs["base"]))
-    return fmean(task.runs[role][s]["seconds"] / task.runs["base"][s]["seconds"] for s in seeds) if seeds else math.nan

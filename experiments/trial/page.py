@@ -9,7 +9,7 @@ from typing import Any
 from esam.report.sheets import Sheet, as_markdown
 
 from .arms import ARMS
-from .judge import PRICE, SLOW, Task, answers, finished, total
+from .judge import PRICE, SLOW, Task, answers, finished
 from .records import read
 from .stages import DEFAULT, EQUAL, LONGER, OWN, SLICE, SMALL
 from .tasks import TASKS
@@ -119,7 +119,7 @@ def table(task: Task) -> str:
                 task.over(role, task.rival(role)).text(n) if role not in ("base", EQUAL, LONGER) else "–",
                 f"{task.mean(role, 'accuracy_4_bits')[0]:.1f}",
                 f"{fitted(task, role):.1f}",
-                f"{total(task, role):.2f}",
+                f"{task.total(role):.2f}",
                 str(count),
             )
         )
@@ -165,7 +165,7 @@ def cell(task: Task, role: str) -> str:
     """Return accuracy, loss, time over the base's, and how far an arm is over the base."""
     if not task.runs.get(role):
         return "not run"
-    found = f"{task.mean(role, 'accuracy')[0]:.1f}, {task.mean(role, 'loss')[0]:.2f}, {total(task, role):.2f}×"
+    found = f"{task.mean(role, 'accuracy')[0]:.1f}, {task.mean(role, 'loss')[0]:.2f}, {task.total(role):.2f}×"
     gain, places = task.over(role, "base"), digits(task) - 1
     count = len(task.runs[role])
     found += "" if count == len(task.runs["base"]) else f" (n = {count})"

@@ -7,7 +7,6 @@ import hashlib
 import json
 import math
 import os
-import platform
 import subprocess
 import time
 from dataclasses import asdict, dataclass
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from esam.train.record import environment
 
 from .arms import ARMS
 from .data import Split
@@ -178,7 +179,8 @@ def train(run: Run, *, threads: int = 1, checkpoint: Path | None = None) -> dict
         "load": os.getloadavg()[0],
         "settings": settings(optimizer, base, task),
         "data": split.fingerprint(),
-        **environment(threads),
+        **environment(),
+        "commit": commit(),
     }
     if not record["diverged"]:
         record |= evaluate(net, split, bits=run.stage == "final")
@@ -244,16 +246,9 @@ def settings(optimizer: Any, base: torch.optim.Optimizer, task: Task) -> dict[st
 
 
 @cache
-def environment(threads: int) -> dict[str, Any]:
-    """Return the machine, the versions and the commit."""
+def commit() -> str:
+    """Return the commit; dirty where code was changed, for the records themselves change with every run."""
     root = Path(__file__).parents[2]
-    head = ["git", "rev-parse", "--short=12", "HEAD"]
-    commit = subprocess.run(head, cwd=root, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(["git", "rev-parse", "--short=12", "HEAD"], cwd=root, capture_output=True, text=True)
     changed = subprocess.run(["git", "diff", "--quiet", "HEAD", "--", "esam", "experiments"], cwd=root).returncode
-    return {
-        "commit": f"{commit}-dirty" if changed else commit,  # the records themselves change with every run
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "machine": platform.machine(),
-        "threads": threads,
-    }
+    return f"{head.stdout.strip()}-dirty" if changed else head.stdout.strip()
