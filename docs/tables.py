@@ -139,6 +139,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "demo": demo,
     "demo-own-length": own_lengths,
     "trial-answers": lambda: trial_page.answered(trial_page.committed()),
+    "trial-others": lambda: trial_page.other_arms(trial_page.committed()),
     "trial-short": lambda: trial_page.short(trial_page.committed()),
     "trial-tables": lambda: trial_page.tables(trial_page.committed()),
     "paper-counts": paper_page.counts,

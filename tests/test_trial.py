@@ -103,9 +103,9 @@ def test_a_dear_or_twice_worse_slice_is_refuted_and_an_equal_one_holds():
         return answers([Task(records, name) for name in tasks])
 
     fair = judged(0.1, 1.1)
-    assert (fair["estimator"], fair["value"], fair["safety"]) == ("yes", "yes", "yes")
-    assert judged(0.1, 1.4)["estimator"] == "no", "too dear"
-    assert judged(1.5, 1.1)["estimator"] == "no", "worse in two tasks"
+    assert (fair.estimator, fair.value, fair.safety) == ("yes", "yes", "yes")
+    assert judged(0.1, 1.4).estimator == "no", "too dear"
+    assert judged(1.5, 1.1).estimator == "no", "worse in two tasks"
 
 
 def test_the_page_says_what_the_records_say(tmp_path):
@@ -119,6 +119,7 @@ def test_the_page_says_what_the_records_say(tmp_path):
     assert "**No.**" in said.splitlines()[1], "SAM gains two points, and the slice keeps a quarter of them"
     assert "Not run yet: vit, gpt" in said
     assert "| SAM | 62.01 ± 0.01 |" in page.tables(tasks)
+    assert "| ESAM | 1 | cannot tell: noisy no | 1.00 |" in page.other_arms(tasks), "refuted by two tasks, not by one"
     page.figure(tasks, tmp_path / "figure.png")
     assert (tmp_path / "figure.png").stat().st_size > 5_000
 
@@ -136,7 +137,7 @@ def test_at_full_size_only_the_bases_learning_rate_is_searched():
     assert {len(runs) for runs in task.runs.values()} == {4}
     assert task.runs["slicesam"] == task.runs[SLICE], "one arm, at one radius"
     assert task.rival("sam") == "base", "no base of SAM's time is run"
-    assert answers([task])["estimator"] == "yes"
+    assert answers([task]).estimator == "yes"
     assert "full: CIFAR-10, all 50,000" in page.tables(finished(records))
 
 

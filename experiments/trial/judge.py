@@ -136,10 +136,6 @@ class Task:
         """Return the base's seconds a step."""
         return fmean(step(record) for record in self.runs["base"].values())
 
-    def informative(self) -> Answer:
-        """Tell whether SAM gains over the tuned base."""
-        return self.over("sam", "base").above(0.0)
-
     def mean(self, role: str, kind: str) -> tuple[float, float, int]:
         """Return mean, standard deviation and n of a value."""
         values = [self.value(role, record, kind) for record in self.runs[role].values()]
@@ -166,40 +162,80 @@ def finished(records: Records) -> list[Task]:
     return found
 
 
-def answers(tasks: Sequence[Task]) -> dict[str, Any]:
-    """Return the three questions' answers, task by task, and what they come to."""
-    rows = {
-        task.name: {
-            "base step, ms": 1000 * task.base_step(),
-            "SAM over base": task.over("sam", "base"),
-            "informative": task.informative(),
-            "SliceSAM over SAM": task.over(SLICE, "sam"),
-            "not worse than SAM": task.over(SLICE, "sam").above(-task.margin),
-            "price": task.price(SLICE),
-            "over the base of equal time": task.over(OWN, task.rival(OWN)),
-            "keeps half of SAM's gain": task.differences(
-                lambda s, b, m: (s - b) - (m - b) / 2, OWN, "base", "sam"
-            ).above(0),
-            "defaults over base": task.over(DEFAULT, "base"),
-            "safe at its defaults": task.over(DEFAULT, "base").above(-task.margin),
-        }
-        for task in tasks
-    }
-    slow = [task.price(SLICE) for task in tasks if task.base_step() >= SLOW]
-    said = [row["not worse than SAM"] for row in rows.values()]
-    dear = bool(slow) and fmean(slow) > PRICE
-    if said.count("no") >= 2 or dear:
-        first = "no"
-    else:
-        first = "yes" if said and set(said) == {"yes"} and slow else "cannot tell"
-    worth = [row for row in rows.values() if row["informative"] == "yes"]
-    second = joint(
-        [row["over the base of equal time"].above(0) for row in worth]
-        + [row["keeps half of SAM's gain"] for row in worth]
-    )
-    third = joint([row["safe at its defaults"] for row in rows.values()])
-    mean_price = fmean(slow) if slow else math.nan
-    return {"rows": rows, "estimator": first, "value": second, "safety": third, "price": mean_price}
+@dataclass(frozen=True)
+class Evidence:
+    """What the three questions about an arm rest on, in one task."""
+
+    task: str
+    sam: Difference
+    """SAM over the base."""
+    estimate: Difference
+    """The arm over SAM, at SAM's settings where it has such runs."""
+    not_worse: Answer
+    price: float
+    slow: bool
+    """Whether the base's step takes so long that the price is asked."""
+    value: Difference
+    """The arm over the best base of its time, at its own settings."""
+    keeps_half: Answer
+    """Whether it keeps half of SAM's gain."""
+    safety: Difference
+    """The arm over the base, at its defaults where it has such runs."""
+    safe: Answer
+
+
+@dataclass(frozen=True)
+class Answers:
+    """The three questions' answers, and the tasks that they rest on."""
+
+    rows: tuple[Evidence, ...]
+
+    @property
+    def price(self) -> float:
+        """Return the mean price of the tasks in which it is asked."""
+        slow = [row.price for row in self.rows if row.slow]
+        return fmean(slow) if slow else math.nan
+
+    @property
+    def estimator(self) -> Answer:
+        """Tell whether the arm is not worse than SAM, for its price."""
+        said = [row.not_worse for row in self.rows]
+        if said.count("no") >= 2 or self.price > PRICE:
+            return "no"
+        return "yes" if said and set(said) == {"yes"} and not math.isnan(self.price) else "cannot tell"
+
+    @property
+    def value(self) -> Answer:
+        """Tell whether it is worth its price where SAM gains."""
+        gains = [row for row in self.rows if row.sam.above(0) == "yes"]
+        return joint([row.value.above(0) for row in gains] + [row.keeps_half for row in gains])
+
+    @property
+    def safety(self) -> Answer:
+        """Tell whether it is never under the base by more than the margin."""
+        return joint([row.safe for row in self.rows])
+
+
+def answers(tasks: Sequence[Task], at_sams: str = SLICE, own: str = OWN, default: str = DEFAULT) -> Answers:
+    """Answer the three questions about an arm, by its roles: at SAM's settings, at its own, and at its defaults."""
+    rows = []
+    for task in tasks:
+        if all(task.runs.get(role) for role in (at_sams, own, default)):
+            estimate, safety = task.over(at_sams, "sam"), task.over(default, "base")
+            row = Evidence(
+                task=task.name,
+                sam=task.over("sam", "base"),
+                estimate=estimate,
+                not_worse=estimate.above(-task.margin),
+                price=task.price(at_sams),
+                slow=task.base_step() >= SLOW,
+                value=task.over(own, task.rival(own)),
+                keeps_half=task.differences(lambda a, b, m: (a - b) - (m - b) / 2, own, "base", "sam").above(0),
+                safety=safety,
+                safe=safety.above(-task.margin),
+            )
+            rows.append(row)
+    return Answers(tuple(rows))
 
 
 def joint(said: Sequence[Answer]) -> Answer:

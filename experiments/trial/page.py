@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from esam.report.sheets import Sheet, as_markdown
 
 from .arms import ARMS
-from .judge import PRICE, SLOW, Task, answers, finished
+from .judge import PRICE, Answer, Answers, Task, answers, finished
 from .records import read
 from .stages import DEFAULT, EQUAL, LONGER, OWN, SLICE, SMALL
 from .tasks import TASKS
@@ -44,25 +43,24 @@ def answered(tasks: Sequence[Task]) -> str:
     """Return the three questions' answers, and what they rest on."""
     if not tasks:
         return "No task of the final has been run yet."
-    found = answers(tasks)
-    open_tasks = [name for name in (*SMALL, "full") if name not in {task.name for task in tasks}]
-    slow = [task.name for task in tasks if task.base_step() >= SLOW]
-    said = {name: found[name].capitalize() for name in ("estimator", "value", "safety")}
-    nowhere = " In no task does SAM gain." if found["value"] == "not run" else ""
+    found, names = answers(tasks), {task.name for task in tasks}
+    slow = [row.task for row in found.rows if row.slow]
+    nowhere = " In no task does SAM gain." if found.value == "not run" else ""
+    price = f"The mean price is {found.price:.2f} ({', '.join(slow)})."
     lines = [
         f"1. *The estimator: is SliceSAM, at SAM's radius, not worse than SAM in any task, for at most {PRICE} times "
-        f"the base's time?* **{said['estimator']}.** The mean price is {found['price']:.2f} ({', '.join(slow)}).",
+        f"the base's time?* **{found.estimator.capitalize()}.** {price}",
         "2. *The value: where SAM gains, is SliceSAM better than the base of equal time, and does it keep half of "
-        f"SAM's gain?* **{said['value']}.**{nowhere}",
+        f"SAM's gain?* **{found.value.capitalize()}.**{nowhere}",
         "3. *Safety: at its defaults, is SliceSAM never under the tuned base by more than the margin?* "
-        f"**{said['safety']}.**",
+        f"**{found.safety.capitalize()}.**",
     ]
-    if open_tasks:
+    if open_tasks := [name for name in (*SMALL, "full") if name not in names]:
         lines.append(f"\nNot run yet: {', '.join(open_tasks)}. The answers are those of the other tasks.")
     return "\n".join(lines) + "\n\n" + questions(tasks, found)
 
 
-def questions(tasks: Sequence[Task], found: dict[str, Any]) -> str:
+def questions(tasks: Sequence[Task], found: Answers) -> str:
     """Return what each answer rests on, task by task."""
     head = (
         "Task",
@@ -75,21 +73,32 @@ def questions(tasks: Sequence[Task], found: dict[str, Any]) -> str:
         "Safe",
     )
     rows = []
-    for task in tasks:
-        row, n = found["rows"][task.name], digits(task)
-        rows.append(
-            (
-                task.name,
-                row["SAM over base"].text(n),
-                row["SliceSAM over SAM"].text(n),
-                row["not worse than SAM"],
-                f"{row['price']:.2f}",
-                row["over the base of equal time"].text(n),
-                row["defaults over base"].text(n),
-                row["safe at its defaults"],
-            )
-        )
+    for task, row in zip(tasks, found.rows, strict=True):
+        sam, estimate, value, safety = (d.text(digits(task)) for d in (row.sam, row.estimate, row.value, row.safety))
+        rows.append((row.task, sam, estimate, row.not_worse, f"{row.price:.2f}", value, safety, row.safe))
     return markdown(head, rows)
+
+
+def other_arms(tasks: Sequence[Task]) -> str:
+    """Return the same three questions' answers for every other arm, with the tasks that say otherwise than yes."""
+    ours = ("base", EQUAL, LONGER, SLICE, OWN, DEFAULT)
+    head = ("Arm", "Tasks", "1: not worse than SAM", "Price", "2: worth it where SAM gains", "3: not under the base")
+    rows = []
+    for role in dict.fromkeys(role for task in tasks for role in task.runs if role not in ours):
+        found = answers(tasks, role, role, role)
+        if found.rows:
+            dear = ["price"] if found.price > PRICE else []
+            first = _but(found.estimator, [(row.task, row.not_worse) for row in found.rows], dear)
+            third = _but(found.safety, [(row.task, row.safe) for row in found.rows])
+            price = f"{found.price:.2f}"
+            rows.append((title(role), str(len(found.rows)), first, price, found.value, third))
+    return markdown(head, rows)
+
+
+def _but(answer: Answer, said: Sequence[tuple[str, Answer]], more: Sequence[str] = ()) -> str:
+    """Return an answer with the tasks that did not say yes."""
+    others = [task if one == answer else f"{task} {one}" for task, one in said if one != "yes"]
+    return f"{answer}: {', '.join([*others, *more])}" if others or more else answer
 
 
 def table(task: Task) -> str:
