@@ -10,7 +10,7 @@ EXTRAS = {
     **dict.fromkeys(("scipy", "matplotlib"), "analysis"),
     "ray": "cluster",
     **dict.fromkeys(("optuna", "psycopg"), "sweep"),
-    "pytorch_optimizer": "bench",
+    "pytorch_optimizer": "bases",
 }
 """The extra of torch-esam that has a package, by the name that is imported."""
 

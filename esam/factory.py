@@ -100,7 +100,7 @@ def _base_class(name: str) -> Callable[..., Optimizer]:
         load: Callable[[str], Callable[..., Optimizer]] = importlib.import_module("pytorch_optimizer").load_optimizer
         return load(wanted)
     except ImportError:
-        beyond = "; pip install pytorch_optimizer for a hundred more"
+        beyond = "; pip install torch-esam[bases] for a hundred more"
     except NotImplementedError:
         beyond = ""
     there = ", ".join(sorted(k for k in of_torch if k not in ("optimizer", "lbfgs")))

@@ -86,21 +86,30 @@ COMPARE = "esam compare demo --methods base sam --seeds 0 --epochs 1 --train-siz
 SWEEP = (
     "esam sweep --data digits --model mlp --epochs 1 --train-size 200 --search lr=0.05,0.1 --sampler grid --out runs"
 )
+BENCH = "esam bench --model mlp --batch-size 8 --size 8 --rounds 1 --methods base sam"
+BASES = """
+import torch, esam
+
+model = torch.nn.Linear(4, 2)
+optimizer = esam.create_optimizer("sam", model, base="lion", lr=1e-3)
+optimizer.step(lambda x, y: torch.nn.functional.cross_entropy(model(x), y), torch.randn(8, 4), torch.arange(8) % 2)
+"""
 JOBS: dict[str, list[str]] = {
     "": ["python optimizers.py"],
-    "train": [COMPARE, "esam report runs", "esam methods"],
+    "train": [COMPARE, "esam report runs", "esam methods", BENCH],
     "train,cluster": [f"{COMPARE} --cluster ray"],
     "train,sweep": [SWEEP],
     "analysis": ["python analysis.py"],
     "lightning": ["python trainer_lightning.py"],
     "huggingface": ["python trainer_huggingface.py"],
-    "bench": ["esam bench --model mlp --batch-size 8 --size 8 --rounds 1 --methods base sam"],
+    "bases": ["python bases.py"],
     "docs": ["python -m mkdocs --version"],
 }
 """By extra: what must run. An extra that works on a trained run is tried with the trainer."""
 SCRIPTS = {
     "optimizers.py": OPTIMIZERS,
     "analysis.py": ANALYSIS,
+    "bases.py": BASES,
     "trainer_lightning.py": LIGHTNING,
     "trainer_huggingface.py": HUGGINGFACE,
 }

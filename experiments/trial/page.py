@@ -171,14 +171,18 @@ def short(tasks: Sequence[Task]) -> str:
 
 
 def cell(task: Task, role: str) -> str:
-    """Return accuracy, loss, time over the base's, and how far an arm is over the base."""
+    """Return accuracy, loss and time over the base's; bold where an arm is above it, by the bound of their difference."""
     if not task.runs.get(role):
         return "not run"
-    found = f"{task.mean(role, 'accuracy')[0]:.1f}, {task.mean(role, 'loss')[0]:.2f}, {task.total(role):.2f}×"
-    gain, places = task.over(role, "base"), digits(task) - 1
-    count = len(task.runs[role])
+    places = digits(task) - 1
+    accuracy, loss = f"{task.mean(role, 'accuracy')[0]:.1f}", f"{task.mean(role, 'loss')[0]:.2f}"
+    gain, count = task.over(role, "base"), len(task.runs[role])
+    if role != "base":
+        bound = f" ± {gain.reach:.{places}f}"
+        accuracy, loss = (accuracy + bound, loss) if task.sign == 1 else (accuracy, loss + bound)
+    found = f"{accuracy}, {loss}, {task.total(role):.2f}×"
     found += "" if count == len(task.runs["base"]) else f" (n = {count})"
-    return found if role == "base" else f"{found}: {gain.mean:+.{places}f} ± {gain.reach:.{places}f}"
+    return f"**{found}**" if role != "base" and gain.above(0) == "yes" else found
 
 
 def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
