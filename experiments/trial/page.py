@@ -171,7 +171,7 @@ def short(tasks: Sequence[Task]) -> str:
 
 
 def cell(task: Task, role: str) -> str:
-    """Return accuracy, loss and time over the base's; bold where an arm is above it, by the bound of their difference."""
+    """Return accuracy, loss and time over the base's; bold where the bound of its difference is above 0."""
     if not task.runs.get(role):
         return "not run"
     places = digits(task) - 1
