@@ -123,7 +123,9 @@ def train(run: Run, *, threads: int = 1, checkpoint: Path | None = None) -> dict
             average.tensors = tensors
 
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
-        return sample_losses(net(inputs), targets)
+        with torch.autocast("cpu", torch.bfloat16, enabled=task.autocast):
+            scores = net(inputs)
+        return sample_losses(scores.float(), targets)
 
     saved = time.monotonic()
     net.train()
@@ -139,7 +141,7 @@ def train(run: Run, *, threads: int = 1, checkpoint: Path | None = None) -> dict
             group["lr"] = rate * learning_rate(run, step, steps)
         if arm.build is None:
             base.zero_grad()
-            loss = sample_losses(net(x), y).mean()
+            loss = loss_of(x, y).mean()
             loss.backward()
             base.step()
         else:
@@ -242,7 +244,8 @@ def settings(optimizer: Any, base: torch.optim.Optimizer, task: Task) -> dict[st
         {} if optimizer is base else {k: v for k, v in vars(optimizer).items() if k[0] != "_" and isinstance(v, plain)}
     )
     defaults = {k: v for k, v in base.defaults.items() if isinstance(v, plain)}
-    return {"method": type(optimizer).__name__, **ours, "base": type(base).__name__, **defaults, "batch": task.batch}
+    fixed = {"batch": task.batch, "autocast": task.autocast}
+    return {"method": type(optimizer).__name__, **ours, "base": type(base).__name__, **defaults, **fixed}
 
 
 @cache

@@ -33,6 +33,8 @@ class Task:
     judged_by: Literal["accuracy", "loss"] = "accuracy"
     longest: float = 1
     """The budget: how many times ``epochs`` the search may give to a run."""
+    autocast: bool = False
+    """Whether training runs in bfloat16, by autocast; weights, sums and evaluation are float32 everywhere."""
 
     def base(self, net: nn.Module, lr: float, weight_decay: float) -> torch.optim.Optimizer:
         """Return the base optimizer; AdamW does not decay vectors."""
@@ -92,6 +94,6 @@ TASKS: dict[str, Task] = {
         "CIFAR-10, all 50,000 at 32 px, half-width airbench-like net",
         partial(pictures, "cifar10", train=50_000, judge=5_000, size=32, pool=50_000),
         partial(nets.air, 10),
-        "sgd", 0.2, 5e-4, 8, 512, shift=2,
+        "sgd", 0.2, 5e-4, 8, 512, shift=2, autocast=True,
     ),
 }  # fmt: skip
