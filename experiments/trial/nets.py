@@ -124,21 +124,49 @@ def gpt(characters: int, length: int) -> nn.Module:
 
 
 class AirNet(nn.Module):
-    """Three pairs of convolutions with pooling, for 32 x 32: the shape of airbench's net, about half as wide."""
+    """The net of airbench94 (K. Jordan) at half its width, for 32 x 32: three pairs of convolutions with pooling.
+
+    As there: a first layer that whitens patches of 2 x 2 and is not trained, convolutions that begin as the identity,
+    BatchNorm without weights and with a short memory, scores divided by 9.
+    """
 
     def __init__(self, classes: int, widths: tuple[int, int, int] = (32, 128, 128)) -> None:
         super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, 24, 2), nn.GELU()]
+        self.first = nn.Conv2d(3, 24, 2, bias=False).requires_grad_(False)
+        layers: list[nn.Module] = [nn.GELU()]
         inputs = 24
         for width in widths:
-            layers += [nn.Conv2d(inputs, width, 3, 1, 1, bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(width), nn.GELU()]
-            layers += [nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.GELU()]
+            layers += [conv3x3(inputs, width), nn.MaxPool2d(2), short_norm(width), nn.GELU()]
+            layers += [conv3x3(width, width), short_norm(width), nn.GELU()]
             inputs = width
-        self.body, self.linear = nn.Sequential(*layers), nn.Linear(inputs, classes)
+        self.body, self.linear = nn.Sequential(*layers), nn.Linear(inputs, classes, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return one score a class for each image."""
-        return self.linear(self.body(images.contiguous(memory_format=torch.channels_last)).amax((2, 3)))
+        x = self.body(self.first(images.contiguous(memory_format=torch.channels_last)))
+        return self.linear(x.amax((2, 3))) / 9
+
+    @torch.no_grad()
+    def whiten(self, images: Tensor) -> None:
+        """Set the first layer to the principal directions of these images' patches, each with both signs."""
+        patches = F.unfold(images, 2).transpose(1, 2).reshape(-1, 12)
+        values, vectors = torch.linalg.eigh(patches.T @ patches / len(patches))
+        filters = (vectors / (values + 5e-4).sqrt()).T.view(12, 3, 2, 2)
+        self.first.weight.copy_(torch.cat([filters, -filters]))
+
+
+def conv3x3(inputs: int, outputs: int) -> nn.Conv2d:
+    """Return a convolution that begins by handing its channels on."""
+    conv = nn.Conv2d(inputs, outputs, 3, 1, 1, bias=False)
+    nn.init.dirac_(conv.weight.detach()[:inputs])
+    return conv
+
+
+def short_norm(width: int) -> nn.BatchNorm2d:
+    """Return a BatchNorm without weights, whose running statistics follow within a few steps."""
+    norm = nn.BatchNorm2d(width, momentum=0.4)
+    norm.weight.requires_grad_(False)
+    return norm
 
 
 def air(classes: int) -> nn.Module:

@@ -21,6 +21,7 @@ from esam.train.record import environment
 
 from .arms import ARMS
 from .data import Split
+from .nets import AirNet
 from .tasks import TASKS, Task, sample_losses
 
 HORIZONS = (0.05, 0.2)  # of the running averages of the base's weights, in shares of the run
@@ -100,6 +101,8 @@ def train(run: Run, *, threads: int = 1, checkpoint: Path | None = None) -> dict
     split = task.split(seed=run.seed, purpose=run.purpose)
     torch.manual_seed(run.seed)
     net = task.net()
+    if isinstance(net, AirNet):
+        net.whiten(split.inputs[:5_000])
     base = task.base(net, run.lr, run.weight_decay)
     optimizer = arm.build(base, net, rho=run.rho, batch=task.batch, seed=run.seed) if arm.build else base
     per_epoch = len(split.inputs) // task.batch
@@ -123,7 +126,7 @@ def train(run: Run, *, threads: int = 1, checkpoint: Path | None = None) -> dict
             average.tensors = tensors
 
     def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=task.autocast):
+        with torch.autocast("cpu", torch.bfloat16, enabled=task.airbench):
             scores = net(inputs)
         return sample_losses(scores.float(), targets)
 
@@ -244,7 +247,7 @@ def settings(optimizer: Any, base: torch.optim.Optimizer, task: Task) -> dict[st
         {} if optimizer is base else {k: v for k, v in vars(optimizer).items() if k[0] != "_" and isinstance(v, plain)}
     )
     defaults = {k: v for k, v in base.defaults.items() if isinstance(v, plain)}
-    fixed = {"batch": task.batch, "autocast": task.autocast}
+    fixed = {"batch": task.batch, "autocast": task.airbench}
     return {"method": type(optimizer).__name__, **ours, "base": type(base).__name__, **defaults, **fixed}
 
 
