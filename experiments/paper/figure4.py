@@ -145,10 +145,9 @@ def jobs(scale: Scale) -> Sequence[Job]:
     ]
 
 
-def flatness_jobs(scale: Scale) -> Sequence[Job]:
-    """Return the figures of every minimum of Table 1 and of ImageNet's first column."""
-    runs = [run for column in CIFAR6 for run in trainings(scale, scale.seeds, [column], THREE)]
-    return [Flatness(renamed(run, "flatness"), run) for run in runs + trainings(scale, scale.few, [IMAGENET], THREE)]
+def flatness_jobs(scale: Scale, seeds: int, columns: Sequence[Column] = CIFAR6) -> Sequence[Job]:
+    """Return the figures of the minima of Table 1, or of other columns."""
+    return [Flatness(renamed(run, "flatness"), run) for run in trainings(scale, seeds, columns, THREE)]
 
 
 def figures(results: Results, column: Column, method: str, pick: Callable[[Line], float]) -> BySeed:

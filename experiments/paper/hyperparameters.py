@@ -98,7 +98,7 @@ class Scale:
     """The configuration of SGD for each column; what methods change comes from the paper's row."""
     seeds: int = 6
     few: int = 3
-    """Seeds of Tables 2 and 3, Figure 3, the ViT and the probes; raised to 6, the same command runs the other three."""
+    """Seeds of Table 2, Figure 3, the ViT and the probes; raised to 6, the same command runs the other three."""
     shares: tuple[float, ...] = SHARES
     grid: Mapping[str, tuple[float, ...]] = field(default_factory=lambda: GRID)
     grid_epochs: int = 100

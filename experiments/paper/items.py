@@ -43,31 +43,34 @@ class Section:
 
 
 def run_list(results: Results) -> list[Section]:
-    """Return all that is to be run, in the order in which it is worth most; what is in two sections runs once."""
+    """Return all that is to be run, what settles most claims an hour first; what is in two sections runs once."""
     scale = results.scale
     few, seeds, tables = scale.few, scale.seeds, ("table1", "table3", "figure3", "figure4")
-    pyramid, ablation = trainings(scale, few, [table1.FIGURE1], THREE), ("esam-swp", "esam-sds")
-    probed = trainings(scale, few, CIFAR4, ["esam"])
+    probed, ablation = trainings(scale, few, CIFAR4, ["esam"]), ("esam-swp", "esam-sds")
     decay = trainings(scale, seeds, CIFAR4, ["base"], weight_decay=table1.SAMS_DECAY)
     best = appendix7.best_points(results) or {}
     own_best = [training(scale, RESNET, method, seed, **best[method]) for seed in range(seeds) for method in best]
+    imagenet = figure4.flatness_jobs(scale, few, [figure4.IMAGENET])
     return [
-        Section("Figure 1: PyramidNet on CIFAR-100", ("table1",), pyramid),
-        Section("Table 3: SWP and SDS on four tasks", ("table3",), trainings(scale, few, CIFAR4, ablation)),
         Section("A.2 and A.3: ESAM, probed", (*tables, "appendix2", "appendix3"), probed),
-        Section("Table 1: six tasks, all seeds", tables, trainings(scale, seeds, CIFAR6, THREE)),
+        # weights are not committed: flatness is measured soon after, on the machine that has them
+        Section("Table 1, Figure 1: six tasks, the first seeds", tables, trainings(scale, few, CIFAR6, THREE)),
+        Section("Flatness of their minima", ("figure4",), figure4.flatness_jobs(scale, few)),
+        Section("Table 1, Figure 1: six tasks, all seeds", tables, trainings(scale, seeds, CIFAR6, THREE)),
+        Section("Flatness of their minima, all seeds", ("figure4",), figure4.flatness_jobs(scale, seeds)),
         Section("Speeds on CIFAR, 5 processes", tables[:3], timings(scale, CIFAR6, STUDY), fresh=True),
-        Section("Figure 3: seven betas and gammas, two nets", ("figure3",), figure3.jobs(scale)),
-        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True, alone=True),
-        Section("ViT", ("vit",), trainings(scale, few, vit.PAPER, FIVE)),
-        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), trainings(scale, few, table2.PAPER, THREE)),
         Section("Speeds of the ViT, 5 processes", ("vit",), timings(scale, vit.PAPER), fresh=True),
         Section("Speeds of Table 2, 5 processes", ("table2",), timings(scale, table2.PAPER), fresh=True),
-        Section("Figure 4 and A.5: planes", ("figure4",), figure4.jobs(scale)),
-        Section("Flatness of every minimum", ("figure4",), figure4.flatness_jobs(scale)),
-        Section("A.7: the printed grid", ("appendix7", "table1"), appendix7.jobs(scale)),
         Section("SGD at SAM's weight decay", ("table1",), decay),
+        Section("Table 3: SWP and SDS on four tasks", ("table3",), trainings(scale, seeds, CIFAR4, ablation)),
+        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True, alone=True),
+        Section("Figure 4 and A.5: planes", ("figure4",), figure4.jobs(scale)),
+        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), trainings(scale, few, table2.PAPER, THREE)),
+        Section("Flatness on ImageNet's stand-in", ("figure4",), imagenet),
+        Section("ViT", ("vit",), trainings(scale, few, vit.PAPER, FIVE)),
+        Section("A.7: the printed grid", ("appendix7", "table1"), appendix7.jobs(scale)),
         Section("Each method at its own best", ("table1",), own_best),
+        Section("Figure 3: seven betas and gammas, two nets", ("figure3",), figure3.jobs(scale)),
     ]
 
 
