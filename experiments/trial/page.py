@@ -111,6 +111,8 @@ def table(task: Task) -> str:
         "Loss",
         f"Over base, {unit}",
         f"Over the best base of its time, {unit}",
+        "Calibration error, %",
+        "8 bits, %",
         "4 bits, %",
         "Training acc., %",
         "Time / base's",
@@ -126,6 +128,8 @@ def table(task: Task) -> str:
                 f"{task.mean(role, 'loss')[0]:.3f}",
                 task.over(role, "base").text(n) if role != "base" else "–",
                 task.over(role, task.rival(role)).text(n) if role not in ("base", EQUAL, LONGER) else "–",
+                f"{100 * task.mean(role, 'calibration')[0]:.1f}",
+                f"{task.mean(role, 'accuracy_8_bits')[0]:.1f}",
                 f"{task.mean(role, 'accuracy_4_bits')[0]:.1f}",
                 f"{fitted(task, role):.1f}",
                 f"{task.total(role):.2f}",
@@ -194,22 +198,39 @@ def figure(tasks: Sequence[Task], path: Path = FIGURE) -> None:
 
     shown = dict.fromkeys(role for task in tasks for role in task.runs)
     roles = [role for role in shown if role not in ("base", EQUAL, LONGER)]
+    columns = min(3, len(tasks))
+    rows = -(-len(tasks) // columns)
     drawn, axes = plt.subplots(
-        1, len(tasks), figsize=(2.4 * len(tasks) + 2.2, 0.32 * len(roles) + 1.6), sharey=True, squeeze=False
+        rows, columns, figsize=(2.6 * columns + 2.2, rows * (0.25 * len(roles) + 1.1) + 0.6), sharey=True, squeeze=False
     )
-    for axis, task in zip(axes[0], tasks, strict=True):
+    for axis in axes.flat[len(tasks) :]:
+        axis.set_visible(False)
+    for axis, task in zip(axes.flat, tasks, strict=False):
+        found = {role: task.over(role, task.rival(role)) for role in roles if task.runs.get(role)}
+        reach = {role: gain.reach if len(gain.values) > 1 else 0.0 for role, gain in found.items()}
+        # ESAM is so far below that it would press the others together: an arrow and its number
+        lowest = min(0.0, *(gain.mean - reach[role] for role, gain in found.items() if role != "esam"))
+        highest = max(0.0, *(gain.mean + reach[role] for role, gain in found.items()))
+        edge = lowest - 0.12 * (highest - lowest)
         for place, role in enumerate(reversed(roles)):
-            if role in task.runs and (found := task.over(role, task.rival(role))).values:
-                colour = "#7e2afc" if role.startswith("slicesam") else "#d17a12" if role == "sam" else "#66707d"
-                reach = found.reach if len(found.values) > 1 else 0
-                axis.errorbar(found.mean, place, xerr=reach, fmt="o", color=colour, capsize=2, markersize=4)
+            if role not in found:
+                continue
+            colour = "#7e2afc" if role.startswith("slicesam") else "#d17a12" if role == "sam" else "#66707d"
+            if found[role].mean < edge:
+                axis.plot(edge, place, "<", color=colour, markersize=5)
+                value = f"  {found[role].mean:+.{digits(task) - 1}f}"
+                axis.text(edge, place, value, color=colour, fontsize=7, va="center")
+            else:
+                style = {"color": colour, "capsize": 2, "markersize": 4}
+                axis.errorbar(found[role].mean, place, xerr=reach[role], fmt="o", **style)
+        axis.set_xlim(edge - 0.04 * (highest - edge), highest + 0.06 * (highest - edge))
         axis.axvline(0, color="#99a", linewidth=0.8)
         n = len(task.runs["base"])
-        axis.set_title(f"{task.name}, n = {n}\nbase step {1000 * task.base_step():.0f} ms", fontsize=8)
+        axis.set_title(f"{task.name}, n = {n}, base step {1000 * task.base_step():.0f} ms", fontsize=8)
         axis.set_xlabel("points of accuracy" if task.sign == 1 else "loss saved", fontsize=8)
         axis.tick_params(labelsize=8)
     axes[0][0].set_yticks(range(len(roles)), [title(role) for role in reversed(roles)])
-    drawn.suptitle("Gain over the best base within an arm's time\n(bars: one-sided 95 % bounds)", fontsize=9)
+    drawn.suptitle("Gain over the best base within an arm's time (bars: one-sided 95 % bounds)", fontsize=9)
     drawn.tight_layout()
     drawn.savefig(path, dpi=150)
     plt.close(drawn)
