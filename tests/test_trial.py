@@ -10,13 +10,15 @@ from experiments.trial.judge import Difference, Task, answers, finished, joint
 from experiments.trial.records import append, read
 from experiments.trial.run import HORIZONS, Run
 from experiments.trial.stages import EQUAL, FINAL_SEEDS, SLICE, Ladder, Missing, climb, final, open_runs, pilot, tuned
+from experiments.trial.tasks import TASKS
 
 START = Run("tune", "cifar10", "sam", 0, 0.1, 5e-4, 20, 0.05)
 LADDER = Ladder("rho", (0.5, 1, 2), 2, 0.125, 8)
 
 
 def record(run: Run, accuracy: float, seconds: float = 1.0, **more: object) -> dict:
-    values = {"accuracy": accuracy, "loss": 3 - accuracy / 50, "accuracy_4_bits": accuracy - 1}
+    values = {"accuracy": accuracy, "loss": 3 - accuracy / 50, "calibration": 0.1}
+    values |= {"accuracy_8_bits": accuracy, "accuracy_4_bits": accuracy - 1}
     averages = {f"ema_{h}_{name}": value for h in HORIZONS for name, value in values.items()}
     return {**asdict(run), "diverged": False, "steps": 100, "seconds": seconds * 100, **values, **averages, **more}
 
@@ -125,14 +127,16 @@ def test_the_page_says_what_the_records_say(tmp_path):
 
 
 def test_at_full_size_only_the_bases_learning_rate_is_searched():
+    start = TASKS["full"].lr
+
     def outcome(run):
         gain = {"base": 0.0, "sam": 0.4, "slicesam": 0.3}.get(run.arm, 0.2)
-        off = abs(math.log(run.lr / 0.4)) - 0.01 * (run.seed % 3)
+        off = abs(math.log(run.lr / start / 2)) - 0.01 * (run.seed % 3)
         return record(run, 91 + gain - off, 2.0 if run.arm == "sam" else 1.0, train_accuracy=99.0)
 
     records = filled(outcome, tasks=("full",))
     searched = [r for r in records.values() if r["stage"] == "pilot"]
-    assert {r["lr"] for r in searched} == {0.1, 0.2, 0.4, 0.8} and {r["epochs"] for r in searched} == {4}
+    assert {r["lr"] / start for r in searched} == {0.5, 1, 2, 4} and {r["epochs"] for r in searched} == {4}
     task = Task(records, "full")
     assert {len(runs) for runs in task.runs.values()} == {4}
     assert task.runs["slicesam"] == task.runs[SLICE], "one arm, at one radius"
