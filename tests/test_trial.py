@@ -136,7 +136,7 @@ def test_at_full_size_only_the_bases_learning_rate_is_searched():
 
     records = filled(outcome, tasks=("full",))
     searched = [r for r in records.values() if r["stage"] == "pilot"]
-    assert {r["lr"] / start for r in searched} == {0.5, 1, 2, 4} and {r["epochs"] for r in searched} == {4}
+    assert {r["lr"] / start for r in searched} == {0.5, 1, 2, 4}
     task = Task(records, "full")
     assert {len(runs) for runs in task.runs.values()} == {4}
     assert task.runs["slicesam"] == task.runs[SLICE], "one arm, at one radius"

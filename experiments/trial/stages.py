@@ -184,7 +184,7 @@ def roles(records: Records, task: str) -> dict[str, Run]:
 def full_roles(records: Records) -> dict[str, Run]:
     """Return the arms at full size, where the base's learning rate alone is searched: the rest is fixed."""
     t = TASKS["full"]
-    start = Run("pilot", "full", "base", PILOT_SEEDS[0], t.lr, t.weight_decay, t.epochs / 2)
+    start = Run("pilot", "full", "base", PILOT_SEEDS[0], t.lr, t.weight_decay, t.epochs)
     found = climb(records, start, Ladder("lr", (0.5, 1, 2), 2, 1 / 4, 4), PILOT_SEEDS, better_is_higher("full"))
     base = replace(found, stage="final", epochs=t.epochs)
     sam = replace(base, arm="sam", rho=ARMS["sam"].rho)

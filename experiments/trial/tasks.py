@@ -100,6 +100,6 @@ TASKS: dict[str, Task] = {
         "CIFAR-10, all 50,000 at 32 px, half-width airbench-like net",
         partial(pictures, "cifar10", train=50_000, judge=5_000, size=32, pool=50_000),
         partial(nets.air, 10),
-        "sgd", 0.75, 5e-4, 8, 512, shift=2, airbench=True,
+        "sgd", 0.75, 5e-4, 10, 512, shift=2, airbench=True,
     ),
 }  # fmt: skip
