@@ -13,6 +13,7 @@ from esam.optim import method_of
 
 NOISE = "experiments.methods.noise:RandomPerturbation"
 ASCENT_PART = "experiments.methods.ascent_part:AscentPart"
+SLICE_FORMS = "experiments.methods.slice_forms"
 SLICE = 8  # S is an eighth of the batch, wherever an arm has a part of it
 
 
@@ -54,4 +55,8 @@ ARMS: dict[str, Arm] = {
     "esam-swp": Arm("ESAM-SWP", registered("esam-swp"), 0.05),
     "ascent": Arm("SAM, ascent on a part", registered(ASCENT_PART, share=1 / SLICE), 0.05),
     "slicesam": Arm("SliceSAM", registered("slicesam", share=1 / SLICE), 0.05),
+    # on development data alone
+    "slice-friendly": Arm("eps along g_S - g_B", registered(f"{SLICE_FORMS}:FriendlySlice", share=1 / SLICE), 0.05),
+    "slice-repeated": Arm("repeated for 3 steps", registered(f"{SLICE_FORMS}:RepeatedSlice", share=1 / SLICE), 0.05),
+    "slice-unscaled": Arm("out of v", registered(f"{SLICE_FORMS}:UnscaledSlice", share=1 / SLICE), 0.05),
 }
