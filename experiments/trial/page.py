@@ -112,7 +112,6 @@ def table(task: Task) -> str:
         f"Over base, {unit}",
         f"Over the best base of its time, {unit}",
         "Calibration error, %",
-        "8 bits, %",
         "4 bits, %",
         "Training acc., %",
         "Time / base's",
@@ -129,7 +128,6 @@ def table(task: Task) -> str:
                 task.over(role, "base").text(n) if role != "base" else "–",
                 task.over(role, task.rival(role)).text(n) if role not in ("base", EQUAL, LONGER) else "–",
                 f"{100 * task.mean(role, 'calibration')[0]:.1f}",
-                f"{task.mean(role, 'accuracy_8_bits')[0]:.1f}",
                 f"{task.mean(role, 'accuracy_4_bits')[0]:.1f}",
                 f"{fitted(task, role):.1f}",
                 f"{task.total(role):.2f}",
@@ -183,7 +181,7 @@ def short(tasks: Sequence[Task]) -> str:
     """Return the README's table: accuracy, loss and time of the same runs, an arm a row and a task a column."""
     if not tasks:
         return "The runs are not done."
-    roles = ("base", EQUAL, LONGER, "sam", SLICE, DEFAULT, "msam", "esam")
+    roles = ("base", EQUAL, LONGER, "sam", DEFAULT, "msam", "esam")
     head = ("Arm", *(f"{task.name}, n = {len(task.runs['base'])}" for task in tasks))
     return markdown(head, [(title(role), *(cell(task, role) for task in tasks)) for role in roles])
 
@@ -198,7 +196,7 @@ def cell(task: Task, role: str) -> str:
     if role != "base":
         bound = f" ± {gain.reach:.{places}f}"
         accuracy, loss = (accuracy + bound, loss) if task.sign == 1 else (accuracy, loss + bound)
-    found = f"{accuracy}, {loss}, {task.total(role):.2f}×"
+    found = f"{accuracy}, {loss}" + (f", {task.total(role):.2f}×" if role != "base" else "")
     found += "" if count == len(task.runs["base"]) else f" (n = {count})"
     return f"**{found}**" if role != "base" and gain.above(0) == "yes" else found
 
