@@ -13,7 +13,6 @@ from esam.optim import method_of
 
 NOISE = "experiments.methods.noise:RandomPerturbation"
 ASCENT_PART = "experiments.methods.ascent_part:AscentPart"
-SLICE_FORMS = "experiments.methods.slice_forms"
 SLICE = 8  # S is an eighth of the batch, wherever an arm has a part of it
 
 
@@ -39,6 +38,11 @@ def registered(name: str, **settings: Any) -> Callable[..., Any]:
     return build
 
 
+def form(name: str) -> Callable[..., Any]:
+    """Return a builder of another form of SliceSAM."""
+    return registered(f"experiments.methods.slice_forms:{name}", share=1 / SLICE)
+
+
 def grouped(base: Optimizer, net: nn.Module, *, rho: float, batch: int, seed: int) -> Any:
     """Build SAM in groups as large as SliceSAM's slice, which SliceSAM estimates."""
     return method_of("sam")(base, net, rho=rho, m=batch // SLICE, seed=seed)
@@ -56,7 +60,7 @@ ARMS: dict[str, Arm] = {
     "ascent": Arm("SAM, ascent on a part", registered(ASCENT_PART, share=1 / SLICE), 0.05),
     "slicesam": Arm("SliceSAM", registered("slicesam", share=1 / SLICE), 0.05),
     # on development data alone
-    "slice-friendly": Arm("eps along g_S - g_B", registered(f"{SLICE_FORMS}:FriendlySlice", share=1 / SLICE), 0.05),
-    "slice-repeated": Arm("repeated for 3 steps", registered(f"{SLICE_FORMS}:RepeatedSlice", share=1 / SLICE), 0.05),
-    "slice-unscaled": Arm("out of v", registered(f"{SLICE_FORMS}:UnscaledSlice", share=1 / SLICE), 0.05),
+    "slice-friendly": Arm("SliceSAM, eps along g_S - g_B", form("FriendlySlice"), 0.05),
+    "slice-repeated": Arm("SliceSAM, 3/8 of the batch, every third step", form("RepeatedSlice"), 0.05),
+    "slice-unscaled": Arm("SliceSAM, out of AdamW's second moment", form("UnscaledSlice"), 0.05),
 }

@@ -10,7 +10,7 @@ from esam.report.sheets import Sheet, as_markdown
 from .arms import ARMS
 from .judge import PRICE, Answer, Answers, Task, answers, finished
 from .records import read
-from .stages import DEFAULT, EQUAL, FORMS, LONGER, OWN, SLICE, SMALL, Records, development
+from .stages import DEFAULT, EQUAL, FORMS, LONGER, OWN, SLICE, SMALL, development
 from .tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,11 +110,11 @@ def table(task: Task) -> str:
         "Accuracy, %",
         "Loss",
         f"Over base, {unit}",
-        f"Over the best base of its time, {unit}",
-        "Calibration error, %",
+        "Over best base",
+        "Calibration, %",
         "4 bits, %",
-        "Training acc., %",
-        "Time / base's",
+        "Training, %",
+        "Time",
         "n",
     )
     rows = []
@@ -163,8 +163,9 @@ def tables(tasks: Sequence[Task]) -> str:
     return "\n\n".join(parts) or "None yet."
 
 
-def forms(records: Records) -> str:
+def forms() -> str:
     """Return other forms of the slice beside it, on development data: what each task is judged by, seed by seed."""
+    records = read(RECORDS)
     found = {task: development(records, task) for task in FORMS}
     rows = []
     for arm in dict.fromkeys(arm for runs in found.values() for arm in runs):
@@ -173,7 +174,7 @@ def forms(records: Records) -> str:
             kind, places = ("accuracy", 1) if TASKS[task].judged_by == "accuracy" else ("loss", 3)
             values = [records[run.key][kind] for run in runs.get(arm, ()) if run.key in records]
             cells.append(", ".join(f"{value:.{places}f}" for value in values) or "–")
-        rows.append((title(arm), *cells))
+        rows.append((ARMS[arm].title, *cells))
     return markdown(("Form", *(f"{task}, {TASKS[task].judged_by}" for task in found)), rows)
 
 
