@@ -2,22 +2,22 @@
 
     python -m experiments.trial.alone --out results/trial_alone.json
 
-The base, the base in the two parts that SliceSAM's slice makes of a batch, SliceSAM and SAM, in turn on random images: one
-thread, processor time, the median of the ratios of a round. Nothing else should run.
+The base, the base in the two parts that SliceSAM's slice makes of a batch, SliceSAM and SAM, in turn on random images:
+one thread, processor time, the median of the ratios of a round. Nothing else should run.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
+from esam.bench.steps import seconds_in_turn
 from esam.files import write_atomically
 from esam.train.record import environment
 
@@ -66,17 +66,10 @@ def main() -> None:
     torch.set_num_threads(1)
     x, y = torch.randn(512, 3, 32, 32), torch.randint(0, 10, (512,))
     steps = {name: step_of(name, x, y) for name in ("base", "in two parts", "slicesam", "sam")}
-    rounds = []
-    for _ in range(WARM + options.rounds):
-        found = {}
-        for name, step in steps.items():
-            began = time.process_time()
-            step()
-            found[name] = time.process_time() - began
-        rounds.append(found)
-    counted = rounds[WARM:]
-    ratios = {name: statistics.median(found[name] / found["base"] for found in counted) for name in steps}
-    record = {"time / base's": ratios, "rounds": counted, **environment(), "commit": commit()}
+    times = seconds_in_turn(steps, WARM + options.rounds)
+    counted = {name: seconds[WARM:] for name, seconds in times.items()}
+    ratios = {name: median(a / b for a, b in zip(s, counted["base"], strict=True)) for name, s in counted.items()}
+    record = {"time / base's": ratios, "seconds": counted, **environment(), "commit": commit()}
     write_atomically(options.out, (json.dumps(record, indent=1) + "\n").encode())
     print(ratios)
 
