@@ -142,7 +142,6 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "trial-others": lambda: trial_page.other_arms(trial_page.committed()),
     "trial-short": lambda: trial_page.short(trial_page.committed()),
     "trial-tables": lambda: trial_page.tables(trial_page.committed()),
-    "trial-forms": trial_page.forms,
     "paper-counts": paper_page.counts,
     "paper-claims": paper_page.claims,
     "paper-first-round": paper_page.first_round,

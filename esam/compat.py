@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from .optim.buffers import SavedBuffers, buffer_owners
 from .optim.checks import GuidanceWarning, checked_number, warn_caller
-from .optim.gradients import Gradients
+from .optim.distributed import SingleProcess
 from .optim.optimizer import StandIn
 from .optim.perturb import adaptive_ascent, l2_ascent, perturbed
 
@@ -79,9 +79,8 @@ class SAM(StandIn):
         """Move the weights to theta + eps, by the gradient that ``backward`` has left, scaled or not."""
         if self._moved is not None:
             raise ValueError("first_step was called twice; call second_step, or restore(), in between")
-        weights = self.parameters()
-        radii = {n: rho for n, rho in self.radii().items() if weights[n].grad is not None}
-        g = Gradients(radii, [_dense(weights[n].grad) for n in radii])
+        weights, radii = self.parameters(), self.radii()
+        g = SingleProcess().named(list(radii), [weights[n].grad for n in radii])
         eps = adaptive_ascent(g, radii, weights, eta=0.0) if self.adaptive else l2_ascent(g, radii)
         if self.model is not None:
             self._buffers.save(buffer_owners(self.model))
@@ -135,10 +134,6 @@ class SAM(StandIn):
         self.base.step()
         return None
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear ``.grad``, as the base does."""
-        self.base.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the base's state; between the two steps the weights are not theta, so it is refused there."""
         if self._moved is not None:
@@ -149,11 +144,6 @@ class SAM(StandIn):
         """Continue from ``state_dict``; radius and groups' radii are as constructed."""
         self.restore()
         self.base.load_state_dict(state_dict)
-
-
-def _dense(gradient: Any) -> Tensor:
-    dense: Tensor = gradient.to_dense() if gradient.is_sparse else gradient
-    return dense
 
 
 def _say_once(model: nn.Module | None) -> None:

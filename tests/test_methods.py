@@ -18,7 +18,6 @@ from esam import ASAM, ESAM, METHODS, SAM, LookSAM, SliceSAM
 from esam.optim import reference
 from experiments.methods.ascent_part import AscentPart
 from experiments.methods.noise import RandomPerturbation
-from experiments.methods.slice_forms import FriendlySlice, RepeatedSlice, UnscaledSlice
 
 ROUNDING = 1e-12
 """Float64: sums over twelve samples in another order differ by some 1e-16 a step."""
@@ -234,46 +233,6 @@ def test_an_ascent_on_a_part_takes_eps_from_it_and_descends_with_all():
         return reference.at_perturbed(losses, weights, eps_of(part))
 
     assert_same(r.p.weights, by_hand(gradient, 3), ROUNDING)
-
-
-def test_a_friendly_slice_moves_along_its_own_noise():
-    r = Recording(FriendlySlice, 2, rho=0.3, share=0.25)
-
-    def gradient(losses, weights, step):
-        rows = r.calls[3 * step]
-        whole, part = reference.gradient(losses, weights), reference.gradient(losses, weights, rows)
-        noise = [s - b for s, b in zip(part, whole, strict=True)]
-        moved = reference.at_perturbed(losses, weights, eps_of(noise), lambda: rows)
-        return [b + m - s for b, m, s in zip(whole, moved, part, strict=True)]
-
-    assert_same(r.p.weights, by_hand(gradient, 2), ROUNDING)
-
-
-def test_a_repeated_slice_adds_its_correction_for_three_steps():
-    r = Recording(RepeatedSlice, 4, rho=0.3, share=1 / 12)
-    assert r.sizes == [3, 9, 3, 12, 12, 3, 9, 3]
-    correction = []
-
-    def gradient(losses, weights, step):
-        whole = reference.gradient(losses, weights)
-        if step in (0, 3):
-            rows = r.calls[0 if step == 0 else 5]
-            part = reference.gradient(losses, weights, rows)
-            moved = reference.at_perturbed(losses, weights, eps_of(part), lambda: rows)
-            correction[:] = [m - s for m, s in zip(moved, part, strict=True)]
-        return [b + c for b, c in zip(whole, correction, strict=True)]
-
-    assert_same(r.p.weights, by_hand(gradient, 4), ROUNDING)
-
-
-def test_an_unscaled_slice_leaves_adamws_second_moment_to_the_batch():
-    adamw = functools.partial(torch.optim.AdamW, lr=0.0)
-    r = Recording(UnscaledSlice, 1, base=lambda model: adamw(model.parameters()), rho=0.3, share=0.25)
-    plain = problem()
-    whole = reference.gradient(plain.closure, list(plain.model.parameters()))
-    for w, g in zip(r.p.model.parameters(), whole, strict=True):
-        assert torch.allclose(r.optimizer.state[w]["exp_avg_sq"], 0.001 * g.square(), rtol=1e-9)
-        assert not torch.allclose(w.grad, g)
 
 
 # One pass, some tensors, some steps, an average -----------------------------------------------------------------------

@@ -136,7 +136,7 @@ def test_a_probe_leaves_the_net_as_it_was_and_sees_the_loss_in_train_mode():
     net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).train()
     x, y = torch.randn(16, 4), torch.randint(0, 3, (16,))
     before = {name: value.clone() for name, value in net.state_dict().items()}
-    batch = probe.TrainMode(net, x, y)
+    batch = probe.TrainMode(net, [(x, y)])
     found = probe.inside(batch, 0.05, 0.5, seed=0)
     deep = probe.along(batch, 0.05, 0.5, 50, seed=0)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())

@@ -31,8 +31,9 @@ def test_differences_are_paired_by_seed_so_what_seeds_share_cancels():
 def test_tasks_are_averaged_by_seed_before_seeds_are_compared():
     # each task swings by seed, but in opposite ways: their mean does not
     swinging = [{s: 1.0 + (-1) ** s for s in SEEDS}, {s: 1.0 - (-1) ** s for s in SEEDS}]
-    assert set(rules.over_tasks(swinging).values()) == {1.0}
-    assert rules.over_tasks([{0: 1.0, 1: 2.0}, {1: 4.0}]) == {1: 3.0}
+    assert rules.over_tasks(swinging) == Interval(1.0, 0.0, len(SEEDS))
+    assert rules.over_tasks([{0: 1.0, 1: 2.0}, {1: 4.0}]) == Interval(3.0, math.inf, 1)
+    assert rules.over_tasks([{0: 1.0}, {1: 4.0}]) is None
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, final
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,6 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-@final
 class ModelObjective:
     """The mean loss of a model over fixed batches, in eval mode, as a function of the model's parameters.
 
@@ -95,7 +94,7 @@ class ModelObjective:
         return torch.cat(inputs), torch.cat(targets)
 
     def _of(self, batches: Sequence[Batch]) -> ModelObjective:
-        part = ModelObjective(self.model, batches, self.loss)
+        part = type(self)(self.model, batches, self.loss)
         part._buffers = self._buffers
         return part
 

@@ -22,7 +22,7 @@ LEVELS = 25
 """Contours of a plane."""
 
 
-def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path]:
+def contours(path: str | Path, landscapes: Mapping[str, Landscape], *, title: str = "") -> list[Path]:
     """Draw landscapes on a plane side by side, with the same levels in all: closer lines mean a sharper minimum.
 
     The cross marks theta; losses that are not finite are left blank. A method has its own colour. The path's ending
@@ -64,5 +64,7 @@ def contours(path: str | Path, landscapes: Mapping[str, Landscape]) -> list[Path
         bar.ax.minorticks_off()
         bar.set_label("loss (logarithmic)" if steep else "loss")
         bar.outline.set_visible(False)
+        if title:
+            figure.suptitle(title, fontsize=9)
 
     return write_picture(path, draw, width=0.9 + 2.9 * len(fields), height=3.1)

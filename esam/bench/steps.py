@@ -115,7 +115,9 @@ def bench_steps(bench: Bench, contenders: Mapping[str, Contender]) -> dict[str, 
     steps = {name: prepared(bench, contender.build) for name, contender in contenders.items()}
     # a first step, which also warms up
     rows: dict[str, dict[str, Any]] = {name: _counted(*step, bench.batch_size) for name, step in steps.items()}
-    times = seconds_in_turn({name: step for name, (_, step) in steps.items()}, bench.rounds, _clock(bench))
+    times = seconds_in_turn(
+        {name: step for name, (_, step) in steps.items()}, bench.rounds, clock_of(bench.device, bench.threads)
+    )
     for name, row in rows.items():
         row |= {"seconds": spread(times[name]), "units": contenders[name].units}
         if "base" in times:
@@ -197,10 +199,11 @@ def _compared(mine: list[float], theirs: list[float]) -> dict[str, Any]:
     return {**spread([a / b for a, b in zip(mine, theirs, strict=True)]), "of totals": sum(mine) / sum(theirs)}
 
 
-def _clock(bench: Bench) -> Callable[[], float]:
-    device = torch.device(bench.device)
+def clock_of(name: str, threads: int) -> Callable[[], float]:
+    """Return what times a step on a device: processor time on one CPU thread, else the clock's."""
+    device = torch.device(name)
     if device.type == "cpu":
-        return time.process_time if bench.threads == 1 else time.perf_counter
+        return time.process_time if threads == 1 else time.perf_counter
 
     def synchronised() -> float:
         torch.get_device_module(device).synchronize(device)

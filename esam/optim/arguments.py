@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import operator
 import sys
 import types
 from collections.abc import Iterator, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 
+from .checks import checked_count
 from .indexing import Dims, size_of_each
 from .pieces import Piece
 
@@ -24,23 +24,15 @@ def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size
             f"a function is wanted, got {type(function).__name__}; pass one that returns the loss of a batch, such "
             "as def loss_of(x, y): return F.cross_entropy(model(x), y), and the batch: step(loss_of, x, y)"
         )
-    if any(map(_is_scaler, batch)):
+    if any(isinstance(argument, GradScaler) for argument in batch):
         raise ValueError("a scaler is no part of the batch; pass it by its name: scaler=scaler")
-    size = 0
-    if batch_size is not None:
-        size = operator.index(batch_size) if hasattr(batch_size, "__index__") else 0
-        if size < 1 or isinstance(batch_size, bool):
-            raise ValueError(f"batch_size must be a whole number >= 1, got {batch_size!r}")
+    size = 0 if batch_size is None else checked_count("batch_size", batch_size, "samples")
     if not batch:
         return Piece(function, None, dims, size)
     samples = size_of_each(batch, dims)
     if size and samples is not None and size != samples:
         raise ValueError(f"batch_size is {size}, and the batch has {samples} samples; leave batch_size out")
     return Piece(function, batch, dims, size or samples or 0)
-
-
-def _is_scaler(argument: object) -> bool:
-    return isinstance(argument, GradScaler)
 
 
 def micro_batches(loss_of: Any, batch: tuple[Any, ...], dims: Dims, batch_size: Any) -> list[Piece]:

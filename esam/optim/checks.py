@@ -6,6 +6,10 @@ import math
 import numbers
 import sys
 import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def checked_number(name: str, value: object) -> float:
@@ -30,6 +34,15 @@ def checked_choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
     return str(value)
+
+
+def checked_function(name: str, value: str | Function, known: Mapping[str, Function], what: str) -> Function:
+    """Return the known function of that name, or the caller's own."""
+    if isinstance(value, str) and value in known:
+        return known[value]
+    if not callable(value):
+        raise ValueError(f"{name} must be one of {', '.join(known)} or a function {what}, got {value!r}")
+    return value
 
 
 def checked_count(name: str, value: object, of: str, *, least: int = 1) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar
 
@@ -226,10 +226,4 @@ def joined(outputs: list[Any], samples: list[Tensor | None], sizes: list[int], d
             return sum(p * n for p, n in zip(parts, sizes, strict=True)) / sum(sizes)
         return parts[-1]
 
-    return _tree_map_several(join, outputs)
-
-
-def _tree_map_several(function: Callable[..., Any], trees: list[Any]) -> Any:
-    flat = [pytree.tree_flatten(tree) for tree in trees]
-    leaves = zip(*(values for values, _ in flat), strict=True)
-    return pytree.tree_unflatten([function(*parts) for parts in leaves], flat[0][1])
+    return pytree.tree_map(join, *outputs)

@@ -30,19 +30,14 @@ def independent(count: int, beta: float, generator: torch.Generator) -> Mask:
 
 
 def suffix(count: int, beta: float, generator: torch.Generator) -> Mask:
-    """Draw a run of tensors from a random depth to the output, so that backward really stops early."""
-    full, depth = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
-    return run_to_the_output(count, beta, full, depth)
-
-
-def run_to_the_output(count: int, beta: float, full: float, depth: float) -> Mask:
-    """Return the run that two draws in [0, 1) decide: whether all tensors are taken, and else from which depth on.
+    """Draw a run of tensors from a random depth to the output, so that backward really stops early.
 
     Beta is the mean share of tensors perturbed (a little more for few tensors, since the last is always drawn); a
     tensor is the more likely the nearer it lies to the output. Runs are mixed with full draws, so that each tensor has
     probability beta / 2 at least: no radius is scaled by more than 2 / beta.
     """
-    certain = share_of_full_draws(beta)  # also the probability of the first tensor, at least
+    full, depth = torch.rand(2, generator=generator, dtype=torch.float64, device="cpu").tolist()
+    certain = max(beta / 2, 2 * beta - 1)  # of full draws; also the probability of the first tensor, at least
     rest = (beta - certain) / (1 - certain) if certain < 1 else 0.0  # mean share of the other draws, at most 1/2
     # a start of fraction 1 - u^power leaves a run of mean length 1 / (1 + power)
     power = 1 / rest - 1 if rest > 0 else float("inf")
@@ -54,18 +49,4 @@ def run_to_the_output(count: int, beta: float, full: float, depth: float) -> Mas
     return Mask([i for i, end in enumerate(ends) if depth <= end**power], probabilities)
 
 
-def share_of_full_draws(beta: float) -> float:
-    """Return how often a suffix is the whole."""
-    return max(beta / 2, 2 * beta - 1)
-
-
 MASKS: dict[str, DrawMask] = {"independent": independent, "suffix": suffix}
-
-
-def checked_mask(mask: str | DrawMask) -> DrawMask:
-    """Return the way to draw of that name, or the caller's own function."""
-    if callable(mask):
-        return mask
-    if mask not in MASKS:
-        raise ValueError(f"mask must be one of {', '.join(MASKS)} or a function that draws a Mask, got {mask!r}")
-    return MASKS[mask]

@@ -108,10 +108,6 @@ class MSAM(StandIn):
         self.train()
         return loss
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear ``.grad``, as the base does."""
-        self.base.zero_grad(set_to_none)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the base's state. The model's weights are theta only after ``eval()``: save them then."""
         return self.base.state_dict()

@@ -88,6 +88,10 @@ class StandIn(Optimizer, ABC):
         _check_group(param_group)
         self.base.add_param_group(param_group)
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``.grad``, as the base does."""
+        self.base.zero_grad(set_to_none)
+
     register_step_pre_hook = _of_base("register_step_pre_hook", "Run a hook before the base steps: the place to clip.")
     register_step_post_hook = _of_base("register_step_post_hook", "Run a hook just after the base has stepped.")
     register_state_dict_pre_hook = _of_base("register_state_dict_pre_hook")
@@ -179,7 +183,7 @@ class Wrapper(StandIn):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``.grad``, as the base does; no step needs it, and while one is running it does nothing."""
         if self._step is None or self._step.ready:
-            self.base.zero_grad(set_to_none)
+            super().zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs: the base's state, the generator and what is remembered.

@@ -64,15 +64,6 @@ def drawn_subset(size: int, count: int, generator: torch.Generator) -> tuple[Ten
     return order[:count].sort().values, order[count:].sort().values
 
 
-def checked_ranking(ranking: str | Ranking) -> Ranking:
-    """Return the ranking of that name, or the caller's own function."""
-    if callable(ranking):
-        return ranking
-    if ranking not in RANKINGS:
-        raise ValueError(f"ranking must be one of {', '.join(RANKINGS)} or a function of Candidates, got {ranking!r}")
-    return RANKINGS[ranking]
-
-
 def checked_scores(scores: object, batch: Candidates) -> Tensor:
     """Return a ranking's scores, or say what is wrong with them."""
     shape = tuple(batch.losses.shape)

@@ -112,15 +112,10 @@ def resized_crops(images: Tensor, boxes: Tensor, flips: Tensor) -> Tensor:
     A box is never larger than the image, so this never shrinks and needs no smoothing against aliasing.
     """
     height, width = images.shape[2:]
-    top, left, box_height, box_width = boxes.to(images.device, torch.float32).T[:, :, None]
-    direction = 1.0 - 2.0 * flips.to(images.device, torch.float32)[:, None]
+    top, left, box_height, box_width = boxes.to(images.device, torch.float32).T
+    direction, zero = 1.0 - 2.0 * flips.to(images.device, torch.float32), torch.zeros_like(top)
     # grid_sample's coordinates: -1 and 1 are the outer edges of the image
-    x = direction * box_width / width * _pixel_centres(width, images.device) + (2 * left + box_width) / width - 1
-    y = box_height / height * _pixel_centres(height, images.device) + (2 * top + box_height) / height - 1
-    grid = torch.stack([x[:, None, :].expand(-1, height, -1), y[:, :, None].expand(-1, -1, width)], dim=3)
+    x = torch.stack([direction * box_width / width, zero, (2 * left + box_width) / width - 1], dim=1)
+    y = torch.stack([zero, box_height / height, (2 * top + box_height) / height - 1], dim=1)
+    grid = functional.affine_grid(torch.stack([x, y], dim=1), list(images.shape), align_corners=False)
     return functional.grid_sample(images.float(), grid, mode="bilinear", padding_mode="border", align_corners=False)
-
-
-def _pixel_centres(length: int, device: torch.device) -> Tensor:
-    """Give the centres of ``length`` pixels that fill -1..1."""
-    return (torch.arange(length, device=device, dtype=torch.float32) * 2 + 1) / length - 1

@@ -150,7 +150,7 @@ def balanced_subset(labels: Tensor, count: int, *, seed: int = 0) -> Tensor:
     """
     if not 1 <= count <= len(labels):
         raise ValueError(f"train_size must be in 1..{len(labels)}, the number of training images, got {count}")
-    shuffled, rank = _rank_within_class(labels, generator_for("subset", seed))
+    shuffled, rank = rank_within_class(labels, generator_for("subset", seed))
     return shuffled[rank.argsort(stable=True)][:count].sort().values
 
 
@@ -161,14 +161,14 @@ def held_out(labels: Tensor) -> tuple[Tensor, Tensor]:
     """
     if len(labels) < 2:
         raise ValueError(f"holding out test images takes at least 2 images, got {len(labels)}")
-    shuffled, rank = _rank_within_class(labels, generator_for("held out"))
+    shuffled, rank = rank_within_class(labels, generator_for("held out"))
     counts = labels.bincount()[labels[shuffled]]
     by_depth = shuffled[((rank + 0.5) / counts).argsort(stable=True)]
     count = max(1, round(HELD_OUT_SHARE * len(labels)))
     return by_depth[count:].sort().values, by_depth[:count].sort().values
 
 
-def _rank_within_class(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def rank_within_class(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Shuffle the samples; gives their positions in that order and how many of its class came before each."""
     shuffled = torch.randperm(len(labels), generator=generator)
     by_class = labels[shuffled].argsort(stable=True)

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esam.train import Config, Task
+from esam.train.samples import rank_within_class
 
 SIDE = 16
 DRAWN = {"cifar10": 1_000, "cifar100": 1_000, "imagenet20": 1_000, "digits": 60}
@@ -39,13 +40,8 @@ def __getattr__(name: str) -> Callable[[], Task]:
 def drawn(name: str, seed: int, *, held_out: bool = False) -> Task:
     """Return the images that a seed draws, as many of each class, normalised by the mean and deviation of all."""
     images, labels, test, test_labels = _images(name)
-    generator = torch.Generator().manual_seed(1_000_003 * (seed + 1))
-    order = torch.randperm(len(labels), generator=generator)
-    place = torch.empty_like(labels)
-    for value in range(int(labels.max()) + 1):  # the first of every class, then the second of every class, ...
-        where = (labels[order] == value).nonzero().flatten()
-        place[where] = torch.arange(len(where))
-    order = order[place.argsort(stable=True)]
+    shuffled, rank = rank_within_class(labels, torch.Generator().manual_seed(1_000_003 * (seed + 1)))
+    order = shuffled[rank.argsort(stable=True)]  # the first of every class, then the second of every class, ...
     rows = order[: DRAWN[name]]
     if held_out:
         others = order[DRAWN[name] : DRAWN[name] + HELD_OUT]

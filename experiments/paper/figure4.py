@@ -10,11 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 import torch
 
@@ -22,7 +20,7 @@ from esam import analysis
 from esam.analysis import Landscape, ModelObjective
 from esam.analysis.directions import Direction, orthogonal
 from esam.analysis.objective import norm_of, value_and_gradient
-from esam.analysis.picture import write_picture
+from esam.analysis.plot import contours
 from esam.report.sheets import Sheet
 from esam.train.build import chosen_device, prepared_model
 from esam.train.datasets import load_data
@@ -182,43 +180,30 @@ def tables(results: Results) -> Sequence[Sheet]:
 
 
 def draw(results: Results, folder: Path) -> list[Path]:
-    """Draw the two planes: contours of the loss over its value in the middle, one colour scale for all methods."""
+    """Draw the two planes: how far the loss rises from its value in the middle, with the same levels for all."""
     pictures = (
         ("figure4.png", "random", "Figure 4", "filter-normalised units"),
         ("appendix5.png", "adversarial", "Figure of A.5", "units of eta times the gradient"),
     )
-    written = []
+    written: list[Path] = []
     for file, kind, words, unit in pictures:
         runs = trainings(results.scale, 1, [PICTURED[kind]], THREE)
         found = [results.store.lines(f"{renamed(run, f'plane/{kind}')}.jsonl") for run in runs]
         lines = [own[0] for own in found if own]
         if len(lines) == len(THREE):
-            title = f"{words}: {results.title(PICTURED[kind])}, seed 0, {lines[0]['images']} training images"
-            written += write_picture(folder / file, partial(_contours, lines, title, unit), width=9.0, height=3.4)
+            points, pairs, images = len(lines[0]["axis"]), lines[0]["pairs"], lines[0]["images"]
+            about = f"{words}: {results.title(PICTURED[kind])}, seed 0: rise of the loss on {images} training images"
+            grid = f"{points} x {points} points, mean of {pairs} pairs of directions, in {unit}"
+            planes = {LABELS[method]: _rises(line) for method, line in zip(THREE, lines, strict=True)}
+            written += contours(folder / file, planes, title=f"{about}\n{grid}")
     return written
 
 
-def _contours(planes: Sequence[Line], title: str, unit: str, figure: Any) -> None:
-    import numpy as np
-    from matplotlib.colors import LogNorm
-
-    axis, pairs = planes[0]["axis"], planes[0]["pairs"]
-    losses = np.array([line["losses"] for line in planes], dtype=float)
-    rises = np.clip(losses - losses[:, [len(axis) // 2], [len(axis) // 2]][..., None], 1e-12, None)
-    levels = np.geomspace(rises.max() * 1e-4, rises.max(), 13)
-    every = figure.subplots(1, len(planes), sharey=True)
-    for axes, method, rise in zip(every, THREE, rises, strict=True):
-        shown = axes.contourf(
-            axis, axis, np.clip(rise, levels[0], None), levels=levels, norm=LogNorm(levels[0], levels[-1]),
-            cmap="viridis",
-        )  # fmt: skip
-        axes.contour(axis, axis, rise, levels=levels[::3], colors="white", linewidths=0.6)
-        axes.set_title(f"{LABELS[method]}: mean rise {float(rise.mean()):.3g}", fontsize=9)
-        axes.set(xlabel=f"first direction,\n{unit}", aspect="equal")
-    every[0].set(ylabel=f"second direction,\n{unit}")
-    bar = figure.colorbar(shown, ax=every, label="rise of the loss", ticks=levels[::4])
-    bar.ax.set_yticklabels([f"{level:.1g}" for level in levels[::4]])
-    figure.suptitle(f"{title}, {len(axis)} x {len(axis)} points, mean of {pairs} pairs of directions", fontsize=9)
+def _rises(line: Line) -> Landscape:
+    """Return how far the loss rises from the middle of a plane, at least a ten-thousandth of the most."""
+    axis, losses = tuple(line["axis"]), torch.tensor(line["losses"], dtype=torch.float64)
+    rises = losses - losses[len(axis) // 2, len(axis) // 2]
+    return Landscape((axis, axis), rises.clamp(min=1e-4 * float(rises.max()))[None])
 
 
 def _log(value: float) -> float:
@@ -233,10 +218,8 @@ def _flatter(method: str, what: str, columns: Sequence[Column]) -> Judge:
         for column in columns:
             base, ours = (figures(results, column, m, lambda line: _log(PICKS[what](line))) for m in ("base", method))
             gaps += [gap] if (gap := rules.minus(base, ours)) else []
-        shared = rules.over_tasks(gaps)
-        if not shared:
+        if (found := rules.over_tasks(gaps)) is None:
             return Verdict(rules.NOT_RUN, "no minima measured")
-        found = rules.interval(list(shared.values()))
         ratio, low, high = (math.exp(-value) for value in (found.mean, found.high, found.low))
         words = f"{ratio:.2f} times SGD's ({low:.2f} to {high:.2f}; {len(gaps)} tasks, n = {found.n} seeds)"
         return rules.above(found, 0.0, words)

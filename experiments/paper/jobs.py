@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from esam.bench.steps import Registered, plain_loop
+from esam.bench.steps import Registered, clock_of, plain_loop, seconds_in_turn
 from esam.runs.plan import Job as PoolJob
 from esam.runs.pool import Processes, run_all
 from esam.train import Config, Task
@@ -121,18 +120,11 @@ class Timing(Job):
             net = prepared_model(config, task, torch.device(device))
             here = x.to(device, memory_format=fastest_memory_format(net))
             steps[name] = (plain_loop if name == "base" else registered)(net, here, y.to(device))
-        seconds: dict[str, list[float]] = {name: [] for name in steps}
-        clock = time.process_time if device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
-        for number in range(-WARM_UP, scale.rounds):
-            for name in random.Random(number).sample(list(steps), len(steps)):
-                start = clock()
-                steps[name]()
-                if device == "cuda":
-                    torch.cuda.synchronize()
-                if number >= 0:
-                    seconds[name].append(clock() - start)
+        times = seconds_in_turn(steps, WARM_UP + scale.rounds, clock_of(device, torch.get_num_threads()))
         about = {"environment": environment(device), "batch": config.batch_size, "model": config.model}
-        rounds = [{"step": name, "seconds": [float(f"{s:.4g}") for s in found]} for name, found in seconds.items()]
+        rounds = [
+            {"step": name, "seconds": [float(f"{s:.4g}") for s in took[WARM_UP:]]} for name, took in times.items()
+        ]
         store.write(f"{self.name}.jsonl", [about, *rounds])
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from esam.analysis import ModelObjective, gradient_cosines, sam_eps, select
 from esam.analysis.directions import Direction, cosine_similarity, inner
-from esam.analysis.objective import Parameters, cross_entropy, moved, norm_of, value_and_gradient
+from esam.analysis.objective import Parameters, moved, norm_of, value_and_gradient
 from esam.optim import Gradients
 from esam.optim.mask import independent
 from esam.optim.perturb import along as along_direction
@@ -30,31 +32,13 @@ EVERY = 20
 """Epochs between probes of zeta, losses along eps and mean perturbations."""
 
 
-class TrainMode:
-    """The mean loss of one batch in train mode, as ``ModelObjective`` has it in eval mode; the net is only read."""
+class TrainMode(ModelObjective):
+    """The mean loss in train mode, as ``ModelObjective`` has it in eval mode; the net is only read."""
 
-    def __init__(self, net: nn.Module, x: Tensor, y: Tensor) -> None:
-        self.net, self.x, self.y, self.count = net, x, y, len(y)
-        self.parameters = {name: p.detach().clone() for name, p in net.named_parameters()}
-
-    def __call__(self, parameters: Parameters) -> Tensor:
-        """Return the mean loss."""
-        return self.losses(parameters).mean()
-
-    def losses(self, parameters: Parameters) -> Tensor:
-        """Return one loss a sample."""
-        buffers = {name: b.detach().clone() for name, b in self.net.named_buffers()}
-        return cross_entropy(functional_call(self.net, {**buffers, **parameters}, (self.x,)), self.y)
-
-    def only(self, rows: Tensor) -> TrainMode:
-        """Return the mean loss of some samples."""
-        return TrainMode(self.net, self.x[rows], self.y[rows])
-
-
-def rank_correlation(a: Tensor, b: Tensor) -> float:
-    """Return Spearman's correlation."""
-    ranks = [values.argsort().argsort().double() for values in (a, b)]
-    return float(torch.corrcoef(torch.stack(ranks))[0, 1])
+    def _losses(self, parameters: Parameters) -> Iterator[Tensor]:
+        for x, y in self.batches:
+            buffers = {name: b.clone() for name, b in self._buffers.items()}
+            yield self.loss(functional_call(self.model, {**buffers, **parameters}, (x,)), y)
 
 
 def inside(batch: TrainMode, rho: float, gamma: float, seed: int) -> dict[str, float]:
@@ -63,9 +47,9 @@ def inside(batch: TrainMode, rho: float, gamma: float, seed: int) -> dict[str, f
     "correlation" is that of a sample's rise with its loss; "alignment" the cosine of eps to the gradient of the samples
     that rise (alpha = 0).
     """
-    objective, theta = cast(ModelObjective, batch), batch.parameters
-    chosen = select(objective, theta, gamma=gamma, rho=rho, seed=seed)
-    cosines = gradient_cosines(objective, theta, chosen)
+    theta = batch.parameters
+    chosen = select(batch, theta, gamma=gamma, rho=rho, seed=seed)
+    cosines = gradient_cosines(batch, theta, chosen)
     rise = chosen.perturbed_losses - chosen.losses
     rising = (rise > 0).nonzero().flatten()
     up = value_and_gradient(batch.only(rising), theta)[1] if len(rising) > 1 else chosen.eps
@@ -73,7 +57,7 @@ def inside(batch: TrainMode, rho: float, gamma: float, seed: int) -> dict[str, f
         "cosine B+": cosines["plus"],
         "cosine B-": cosines["minus"],
         "cosine random": cosines["random"],
-        "correlation": rank_correlation(rise, chosen.losses),
+        "correlation": float(spearmanr(rise, chosen.losses).statistic),
         "alignment": cosine_similarity(up, chosen.eps) if len(rising) > 1 else 0.0,
     }
 
@@ -89,7 +73,7 @@ def swp_eps(gradient: Parameters, rho: float, *, beta: float, generator: torch.G
 
 def along(batch: TrainMode, rho: float, gamma: float, masks: int, seed: int) -> dict[str, float]:
     """Return zeta of SAM's eps and of SWP's for each beta, their lengths, losses along eps, and SWP's mean eps."""
-    objective, theta, generator = cast(ModelObjective, batch), batch.parameters, torch.Generator().manual_seed(seed)
+    theta, generator = batch.parameters, torch.Generator().manual_seed(seed)
     start, gradient = value_and_gradient(batch, theta)
     eps = sam_eps(gradient, rho)
 
@@ -104,7 +88,7 @@ def along(batch: TrainMode, rho: float, gamma: float, masks: int, seed: int) -> 
         found[f"zeta {beta:g}"] = sum(map(zeta, drawn)) / MASKS
         found[f"zeta {beta:g} undivided"] = sum(zeta(one, beta) for one in drawn) / MASKS
         found[f"length {beta:g}"] = sum(float(norm_of(one.values())) for one in drawn) / MASKS / rho
-    chosen = select(objective, theta, gamma=gamma, rho=rho)
+    chosen = select(batch, theta, gamma=gamma, rho=rho)
     with torch.no_grad():
         curve = {t: batch.losses(moved(theta, chosen.eps, t)).double() for t in TS}
     for name, which in (("B+", "plus"), ("B-", "minus")):
@@ -141,7 +125,7 @@ class Observer:
         size, found, mode = min(self.config.batch_size, len(labels) // count), [], model.training
         model.train()
         for number, rows in enumerate(order[: count * size].view(count, size)):
-            batch, seed = TrainMode(model, images[rows], labels[rows]), 1_000 * epoch + number
+            batch, seed = TrainMode(model, [(images[rows], labels[rows])]), 1_000 * epoch + number
             values = inside(batch, rho, gamma, seed)
             if epoch == 1 or epoch % EVERY == 0:
                 values |= along(batch, rho, gamma, self.scale.mean_draws, seed)

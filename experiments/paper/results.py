@@ -114,10 +114,8 @@ def at_least(
             return {column: gap for column, pair in pairs.items() if (gap := rules.minus(*pair))}
 
         found = gaps(ours, theirs)
-        shared = rules.over_tasks(list(found.values()))
-        if not shared:
+        if (mean := rules.over_tasks(list(found.values()))) is None:
             return Verdict(rules.NOT_RUN, "no runs")
-        mean = rules.interval(list(shared.values()))
         each = "; ".join(f"{results.title(column)} {fmean(gap.values()):+.2f}" for column, gap in found.items())
         words = f"{mean.words()} points (n = {mean.n}){rules.DETAILS + each if len(columns) > 1 else ''}"
         compared = [(column, method) for column in found for method in (ours, theirs)]
@@ -127,7 +125,7 @@ def at_least(
         sam_leads = True
         if not better and theirs == "sam":
             lead = rules.over_tasks([gap for column, gap in gaps("sam", "base").items() if column in found])
-            sam_leads = len(lead) > 1 and rules.interval(list(lead.values())).low > 0
+            sam_leads = lead is not None and lead.low > 0
         verdict = rules.above(mean, 0.0 if better else -rules.MARGIN, words)
         return rules.guarded(verdict, n=mean.n, fits=fits, sam_leads=sam_leads)
 

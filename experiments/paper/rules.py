@@ -98,10 +98,10 @@ def paired(ours: BySeed, theirs: BySeed, tests: int = 1) -> Interval | None:
     return interval(list(gaps.values()), tests) if gaps else None
 
 
-def over_tasks(gaps: Sequence[BySeed]) -> BySeed:
-    """Return the mean over tasks of what each seed has, for the seeds that all tasks have (rule 2)."""
+def over_tasks(gaps: Sequence[BySeed]) -> Interval | None:
+    """Return the mean over tasks by seed, for the seeds that all tasks have (rule 2); None without any."""
     shared = set.intersection(*(set(gap) for gap in gaps)) if gaps else set()
-    return {seed: fmean(gap[seed] for gap in gaps) for seed in sorted(shared)}
+    return interval([fmean(gap[seed] for gap in gaps) for seed in sorted(shared)]) if shared else None
 
 
 def above(gap: Interval, threshold: float, measured: str) -> Verdict:

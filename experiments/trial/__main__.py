@@ -43,9 +43,7 @@ def status(records: Records, tasks: list[str]) -> None:
 def main() -> None:
     """Parse and go."""
     parser = argparse.ArgumentParser(prog="python -m experiments.trial", description=__doc__)
-    parser.add_argument(
-        "stages", nargs="+", choices=["pilot", "tune", "final", "last", "development", "status", "judge"]
-    )
+    parser.add_argument("stages", nargs="+", choices=["pilot", "tune", "final", "last", "status", "judge"])
     parser.add_argument("--jobs", type=int, default=2, help="processes, one thread each (default 2)")
     parser.add_argument("--tasks", default=",".join(SMALL), help="separated by commas (default: %(default)s)")
     parser.add_argument("--records", type=Path, default=RECORDS, help="default %(default)s")

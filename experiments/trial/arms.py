@@ -38,11 +38,6 @@ def registered(name: str, **settings: Any) -> Callable[..., Any]:
     return build
 
 
-def form(name: str) -> Callable[..., Any]:
-    """Return a builder of another form of SliceSAM."""
-    return registered(f"experiments.methods.slice_forms:{name}", share=1 / SLICE)
-
-
 def grouped(base: Optimizer, net: nn.Module, *, rho: float, batch: int, seed: int) -> Any:
     """Build SAM in groups as large as SliceSAM's slice, which SliceSAM estimates."""
     return method_of("sam")(base, net, rho=rho, m=batch // SLICE, seed=seed)
@@ -59,8 +54,4 @@ ARMS: dict[str, Arm] = {
     "esam-swp": Arm("ESAM-SWP", registered("esam-swp"), 0.05),
     "ascent": Arm("SAM, ascent on a part", registered(ASCENT_PART, share=1 / SLICE), 0.05),
     "slicesam": Arm("SliceSAM", registered("slicesam", share=1 / SLICE), 0.05),
-    # on development data alone
-    "slice-friendly": Arm("SliceSAM, eps along g_S - g_B", form("FriendlySlice"), 0.05),
-    "slice-repeated": Arm("SliceSAM, 3/8 of the batch, every third step", form("RepeatedSlice"), 0.05),
-    "slice-unscaled": Arm("SliceSAM, out of AdamW's second moment", form("UnscaledSlice"), 0.05),
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from dataclasses import dataclass
 from functools import cache
@@ -12,6 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import Tensor
+
+from esam.train import Config
+from esam.train.datasets import load_data
 
 POOL = 40_000  # training images of the trial; the rest of the official 50,000 is for development alone
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -45,20 +47,9 @@ def folder() -> Path:
 
 @cache
 def images(name: str, part: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (n, 32, 32, 3) and labels of a part of CIFAR, decoded once and kept beside the originals."""
-    kept = folder() / f"{name}-{part}.npz"
-    if not kept.exists():
-        import pyarrow.parquet as pq
-        from PIL import Image
-
-        table = pq.read_table(folder() / name / "data" / f"{part}-00000-of-00001.parquet")
-        label = "label" if "label" in table.column_names else "fine_label"
-        pictures = [np.asarray(Image.open(io.BytesIO(row["bytes"]))) for row in table["img"].to_pylist()]
-        partial = kept.with_name(f".{os.getpid()}-{kept.name}")
-        np.savez(partial, images=np.stack(pictures), labels=np.asarray(table[label].to_pylist()))
-        os.replace(partial, kept)
-    with np.load(kept) as arrays:
-        return arrays["images"], arrays["labels"]
+    """Return the images (n, 32, 32, 3) and labels of a part of CIFAR."""
+    pixels, labels = getattr(load_data(Config(data=f"uoft-cs/{name}")), part)
+    return pixels.permute(0, 2, 3, 1).numpy(), labels.numpy()
 
 
 def pictures(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from esam.files import write_atomically
 
 from .data import Split
 from .run import Run, learning_rate
@@ -224,10 +225,7 @@ def main() -> None:
     rows = []
     for name, norm in (("cifar10", "as is"), ("cifar10", "GroupNorm"), ("gpt", "as is")):
         rows += follow(name, norm, options.batches, seed=50)
-        partial = options.out.with_suffix(".partial")
-        partial.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(json.dumps(rows, indent=1) + "\n")
-        os.replace(partial, options.out)
+        write_atomically(options.out, (json.dumps(rows, indent=1) + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from esam.report.sheets import Sheet, as_markdown
 from .arms import ARMS
 from .judge import PRICE, Answer, Answers, Task, answers, finished
 from .records import read
-from .stages import DEFAULT, EQUAL, FORMS, LONGER, OWN, SLICE, SMALL, development
+from .stages import DEFAULT, EQUAL, LONGER, OWN, SLICE, SMALL
 from .tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,21 +161,6 @@ def tables(tasks: Sequence[Task]) -> str:
     for task in tasks:
         parts += [f"### {task.name}: {TASKS[task.name].title}", settings(task), table(task)]
     return "\n\n".join(parts) or "None yet."
-
-
-def forms() -> str:
-    """Return other forms of the slice beside it, on development data: what each task is judged by, seed by seed."""
-    records = read(RECORDS)
-    found = {task: development(records, task) for task in FORMS}
-    rows = []
-    for arm in dict.fromkeys(arm for runs in found.values() for arm in runs):
-        cells = []
-        for task, runs in found.items():
-            kind, places = ("accuracy", 1) if TASKS[task].judged_by == "accuracy" else ("loss", 3)
-            values = [records[run.key][kind] for run in runs.get(arm, ()) if run.key in records]
-            cells.append(", ".join(f"{value:.{places}f}" for value in values) or "–")
-        rows.append((ARMS[arm].title, *cells))
-    return markdown(("Form", *(f"{task}, {TASKS[task].judged_by}" for task in found)), rows)
 
 
 def short(tasks: Sequence[Task]) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esam import analysis
 from esam.train.record import environment
 
 from .arms import ARMS
@@ -232,11 +233,7 @@ def evaluate(net: nn.Module, split: Split, *, bits: bool = False) -> dict[str, f
 def rounded(net: nn.Module, bits: int) -> nn.Module:
     """Return a copy whose matrices and filters are rounded to the nearest of 2^bits - 1 levels, row by row."""
     other = copy.deepcopy(net)
-    for weight in other.parameters():
-        if weight.dim() > 1:
-            rows = weight.detach().flatten(1)
-            scale = rows.abs().amax(1, keepdim=True).clamp(min=1e-12) / (2 ** (bits - 1) - 1)
-            weight.detach().copy_(((rows / scale).round() * scale).view_as(weight))
+    other.load_state_dict(analysis.rounded(dict(net.named_parameters()), bits), strict=False)
     return other
 
 

@@ -24,9 +24,6 @@ DECIDING = ("base", "sam", SLICE, EQUAL, LONGER, OWN, DEFAULT)
 TUNED = ("base", "sam", "slicesam", "base-ema")
 SMALL = ("noisy", "vit", "gpt", "finetune", "cifar10")  # one after the other: what is judged is complete
 FULL_PRICE, FULL_MSAM = 1.18, 1.0  # SliceSAM's mean price, and Momentum-SAM's radius, on the smaller tasks
-FORMS = {"noisy": ("slice-friendly", "slice-repeated"), "gpt": ("slice-friendly", "slice-repeated", "slice-unscaled")}
-"""Other forms of the slice, tried on development data of two tasks."""
-DEVELOPMENT_SEEDS = (50, 51)
 LAST = ("msam", "ascent", "rwp")  # tuned when all others have run, by the stage "last"; then in the final
 
 
@@ -222,13 +219,6 @@ def seeds_of_the_final(records: Records, task: str) -> tuple[int, ...]:
     return (*FINAL_SEEDS, *MORE_SEEDS) if undecided else FINAL_SEEDS
 
 
-def development(records: Records, task: str) -> dict[str, list[Run]]:
-    """Return the runs on development data, by arm: at the base's tuned settings and SAM's tuned radius."""
-    base, sam = (replace(tuned(records, task, arm), stage="development") for arm in ("base", "sam"))
-    arms = {"base": base} | {arm: replace(sam, arm=arm) for arm in ("sam", "slicesam", *FORMS.get(task, ()))}
-    return {arm: [replace(run, seed=seed) for seed in DEVELOPMENT_SEEDS] for arm, run in arms.items()}
-
-
 def open_runs(records: Records, stage: str, tasks: Sequence[str]) -> list[Run]:
     """Return the runs that can be started now, task by task; none of a task that waits for an earlier stage."""
     found: list[Run] = []
@@ -239,10 +229,6 @@ def open_runs(records: Records, stage: str, tasks: Sequence[str]) -> list[Run]:
 
 
 def _open(records: Records, stage: str, task: str) -> Iterator[Run]:
-    if stage == "development":
-        runs = development(records, task).values() if task in FORMS else ()
-        yield from (run for turn in zip(*runs, strict=True) for run in turn if run.key not in records)
-        return
     if stage == "pilot":
         waits = [lambda: full_roles(records) if task == "full" else pilot(records, task)]
     elif stage != "final" and task == "full":

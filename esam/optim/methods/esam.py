@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 
 from ..batch import Batch
 from ..buffers import has_batch_statistics
-from ..checks import checked_choice, checked_share
+from ..checks import checked_choice, checked_function, checked_share
 from ..flow import Plan
 from ..gradients import Gradients
-from ..mask import DrawMask, checked_mask
+from ..mask import MASKS, DrawMask
 from ..perturb import Radii, along, l2_ascent
-from ..selection import Candidates, Ranking, checked_ranking, checked_scores, keep_highest, random
+from ..selection import RANKINGS, Candidates, Ranking, checked_scores, keep_highest, random
 from ..step import SharpnessAware
 
 
@@ -63,7 +63,8 @@ class ESAM(SharpnessAware):
     ) -> None:
         self.beta, self.gamma = checked_share("beta", beta), checked_share("gamma", gamma)
         self.norm = checked_choice("norm", norm, ("full", "selected"))
-        self.ranking, self.draw_mask = checked_ranking(ranking), checked_mask(mask)
+        self.ranking = checked_function("ranking", ranking, RANKINGS, "of Candidates")
+        self.draw_mask = checked_function("mask", mask, MASKS, "that draws a Mask")
         self.needs_losses = self.gamma < 1 and self.ranking is not random
         self.norms = torch.empty(0)
         """The norm that each tensor's gradient had when it was last drawn; -1: never."""
