@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from .optim.buffers import SavedBuffers, buffer_owners
 from .optim.checks import GuidanceWarning, checked_number, warn_caller
 from .optim.distributed import SingleProcess
-from .optim.optimizer import StandIn
+from .optim.optimizer import RHO_KEY, StandIn
 from .optim.perturb import adaptive_ascent, l2_ascent, perturbed
 
 __all__ = ["SAM"]
@@ -28,7 +28,8 @@ class SAM(StandIn):
     ``model``, BatchNorm's statistics and other buffers move in the first pass only.
 
     Args:
-        params: Parameters, or groups of them; a group's own radius goes under ``sam_rho``.
+        params: Parameters, or groups of them; a group's own radius goes under ``rho``, or, where the base has a rho of
+            its own, under ``sam_rho``.
         base_optimizer: The class of the base, such as ``torch.optim.SGD``.
         rho: Radius of the neighbourhood.
         adaptive: Scale the neighbourhood by the weights, as ASAM does (with eta = 0).
@@ -63,6 +64,8 @@ class SAM(StandIn):
             )
         self.rho, self.adaptive, self.model = checked_number("rho", rho), bool(adaptive), model
         self.base = base_optimizer(params, **kwargs)
+        for group in self.base.param_groups if "rho" not in self.defaults else ():
+            group.setdefault("rho", self.rho)  # where schedules read and write it
         self._moved: perturbed | None = None
         self._buffers = SavedBuffers()
         self._refuse_shards("esam.SAM(base, model), which takes a batch and all passes on it")
@@ -74,13 +77,23 @@ class SAM(StandIn):
         """The base."""
         return self.base
 
+    def radius_of(self, group: Mapping[str, Any]) -> float:
+        """Return a group's radius, by the key that ``sam.py`` reads."""
+        if {group.get("adaptive", self.adaptive)} != {self.adaptive}:
+            raise ValueError("adaptive is one for all groups here; pass it to SAM, and leave it out of the groups")
+        own = {} if "rho" in self.defaults else {RHO_KEY: group.get("rho", self.rho)}
+        return super().radius_of({**own, **group})
+
     @torch.no_grad()
     def first_step(self, zero_grad: bool = False) -> None:
         """Move the weights to theta + eps, by the gradient that ``backward`` has left, scaled or not."""
         if self._moved is not None:
             raise ValueError("first_step was called twice; call second_step, or restore(), in between")
-        weights, radii = self.parameters(), self.radii()
-        g = SingleProcess().named(list(radii), [weights[n].grad for n in radii])
+        weights = self.parameters()
+        radii = {**dict.fromkeys(range(len(weights)), 0.0), **self.radii()}  # sam.py's norm is that of all tensors
+        g = SingleProcess().named(list(radii), [w.grad for w in weights])
+        if not g:
+            raise ValueError("first_step comes after backward: no parameter has a gradient")
         eps = adaptive_ascent(g, radii, weights, eta=0.0) if self.adaptive else l2_ascent(g, radii)
         if self.model is not None:
             self._buffers.save(buffer_owners(self.model))
@@ -141,9 +154,10 @@ class SAM(StandIn):
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from ``state_dict``; radius and groups' radii are as constructed."""
+        """Continue from ``state_dict``, also from one of ``sam.py``, which keeps nothing of the base's state."""
         self.restore()
-        self.base.load_state_dict(state_dict)
+        state = {n: entries for n, entries in state_dict["state"].items() if set(entries) != {"old_p"}}
+        self.base.load_state_dict({**state_dict, "state": state})
 
 
 def _say_once(model: nn.Module | None) -> None:

@@ -36,6 +36,33 @@ def ours(model, base=torch.optim.SGD, **settings):
 # One changed import --------------------------------------------------------------------------------------------------
 
 
+def test_radii_of_groups_and_schedules_that_write_them_are_those_of_the_old_loop(old):
+    """Before: ``rho`` in a group was read by nobody."""
+    a, b = net(norm=False), net(norm=False)
+    made = []
+    for model, build in ((a, SAM), (b, old)):
+        groups = [{"params": model[0].parameters(), "rho": 1.0}, {"params": model[1:].parameters(), "rho": 0.0}]
+        made.append(build(groups, torch.optim.SGD, lr=0.1))
+        two_steps(model, made[-1], batches(3))
+        made[-1].param_groups[1]["rho"] = 0.3
+        two_steps(model, made[-1], batches(3))
+    assert_same(a, b, 1e-8)
+    with pytest.raises(ValueError, match="one for all groups"):
+        two_steps(a, SAM([{"params": a.parameters(), "adaptive": True}], torch.optim.SGD, lr=0.1), batches(1))
+
+
+def test_a_state_of_sam_py_with_nothing_of_its_base_starts_the_base_afresh(old):
+    """Before: KeyError: 'step'."""
+    model = net()
+    theirs = old(model.parameters(), torch.optim.AdamW, lr=0.1)
+    two_steps(model, theirs, batches(1))
+    saved = theirs.state_dict()
+    saved["state"] = {n: {"old_p": torch.zeros(1)} for n in saved["state"]}  # what the widely copied file keeps
+    optimizer = SAM(model.parameters(), torch.optim.AdamW)
+    optimizer.load_state_dict(saved)
+    two_steps(model, optimizer, batches(1))
+
+
 @pytest.mark.parametrize("adaptive", [False, True])
 def test_fifty_steps_of_the_old_loop_are_the_old_steps(old, adaptive):
     a, b = net(norm=False), net(norm=False)
@@ -111,6 +138,8 @@ def test_steps_out_of_order_are_refused_and_an_error_in_between_can_be_taken_bac
     optimizer = ours(model)
     with pytest.raises(ValueError, match="first_step"):
         optimizer.second_step()
+    with pytest.raises(ValueError, match="after backward"):
+        optimizer.first_step()
     with pytest.raises(ValueError, match="class"):
         SAM(model.parameters(), optimizer.base)
     x, y = next(batches(1))

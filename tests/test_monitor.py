@@ -72,6 +72,31 @@ def test_warnings_made_errors_leave_the_weights_as_the_base_left_them():
     assert optimizer.steps == FIRST
 
 
+class Follower(nn.Module):
+    """A net whose second half follows the first, as MoCo's key encoder does: by its data, or as a parameter anew."""
+
+    def __init__(self, *, replaced):
+        super().__init__()
+        self.query, self.replaced = nn.Linear(6, 3).double(), replaced
+        self.key = nn.Parameter(torch.zeros(3, 6).double(), requires_grad=False)
+
+    def forward(self, x):
+        followed = 0.9 * self.key.data + 0.1 * self.query.weight.data
+        if self.replaced:
+            self.key = nn.Parameter(followed, requires_grad=False)
+        else:
+            self.key.data.copy_(followed)
+        return self.query(x)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_parameter_that_forward_moves_is_found_for_it_moves_in_every_pass(replaced):
+    """Before: it moved twice a step, once by the perturbed weights, in silence."""
+    p = problem(lambda _: Follower(replaced=replaced))
+    seen, _ = warned(SAM(torch.optim.SGD(p.model.query.parameters(), lr=0.1), p.model), p.step)
+    assert [message for message in seen if "key, a parameter" in message and "buffer" in message] and len(seen) == 1
+
+
 # How the loss adds up -------------------------------------------------------------------------------------------------
 
 

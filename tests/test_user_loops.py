@@ -180,6 +180,113 @@ def test_an_exception_that_is_kept_does_not_bring_old_weights_back():
     assert_same(p.weights, weights)
 
 
+def normalising(x):
+    return x.sub_(0.5).div_(0.2)
+
+
+def by_step(p, optimizer):
+    optimizer.step(lambda x, y: p.loss_of(normalising(x), y), p.x, p.y)
+
+
+def by_turns(p, optimizer):
+    for x, y in optimizer.passes(p.x, p.y):
+        optimizer.backward(p.loss_of(normalising(x), y))
+    optimizer.step()
+
+
+@pytest.mark.parametrize("take_step", [by_step, by_turns])
+@pytest.mark.parametrize("name", ["sam", "slicesam", "esam", "base"])
+def test_a_loss_function_that_changes_its_batch_in_place_is_refused_where_it_would_run_again(name, take_step):
+    """Before: the second pass ran on a batch normalised twice, in silence."""
+    p, optimizer = start(name)
+    before = p.weights
+    if name == "base":  # one pass
+        return take_step(p, optimizer)
+    with pytest.raises(ValueError, match="in place"):
+        take_step(p, optimizer)
+    assert_same(p.weights, before)
+
+
+def test_a_gradient_that_nobody_stepped_by_is_dropped_with_a_warning():
+    """Before: accumulation written as with ``backward`` trained on the last micro-batch, in silence."""
+    p, optimizer = start("sam")
+    with pytest.warns(GuidanceWarning, match="was not stepped by") as seen:
+        for part in halves(p):
+            for x, y in optimizer.passes(*part):
+                optimizer.backward(p.loss_of(x, y))
+    optimizer.step()
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for part in halves(p):  # where it is cleared, it is not wanted
+            optimizer.accumulate(p.loss_of, *part)
+            optimizer.gradient()
+            optimizer.zero_grad()
+        p.step(optimizer)
+
+
+@pytest.mark.parametrize("then", [lambda p, o: p.step(o), lambda p, o: next(o.passes(p.x, p.y))])
+def test_half_a_step_is_not_dropped_in_silence(then):
+    p, optimizer = start("sam")
+    optimizer.accumulate(p.loss_of, p.x, p.y)
+    with pytest.raises(ValueError, match="has begun a step"):
+        then(p, optimizer)
+    p.step(optimizer)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("name", ["base", "sam", "slicesam"])
+def test_a_loss_function_that_clears_an_earlier_part_of_the_gradient_is_refused(name, to_none):
+    """Before: ``model.zero_grad()`` in it lost all micro-batches but the last."""
+    p, optimizer = start(name)
+
+    def loss_of(x, y):
+        p.model.zero_grad(to_none)
+        return p.loss_of(x, y)
+
+    with pytest.raises(ValueError, match="zero_grad"):
+        for part in halves(p):
+            optimizer.accumulate(loss_of, *part)
+        optimizer.gradient()
+
+
+def test_a_number_that_a_loss_function_reads_from_outside_is_the_one_of_its_micro_batch():
+    """Mixup's lam. Before: all second passes saw the last one's."""
+    p, optimizer = start("sam")
+    for lam, part in zip((0.3, 0.7), halves(p), strict=True):
+        optimizer.accumulate(lambda x, y: lam * p.loss_of(x, y), *part)  # noqa: B023
+    with pytest.raises(ValueError, match="reads lam"):
+        optimizer.gradient()
+
+
+def test_tensors_that_the_base_leaves_to_another_optimizer_are_said():
+    p = problem()
+    matrices = [w for w in p.model.parameters() if w.dim() > 1]
+    with pytest.warns(GuidanceWarning, match="0.bias"):
+        SAM(torch.optim.SGD(matrices, lr=0.1), p.model)
+
+
+@pytest.mark.parametrize("name", ["fsam", "ae-sam", "esam"])
+def test_what_a_method_remembers_does_not_depend_on_the_scale_of_a_scaler_in_a_loop_over_passes(name):
+    (p, optimizer), (q, twin) = start(name), start(name)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, growth_interval=1)
+    for _ in range(6):
+        for x, y in optimizer.passes(p.x, p.y, scaler=scaler):
+            optimizer.backward(p.loss_of(x, y))
+        scaler.step(optimizer)
+        scaler.update()
+        q.step(twin)
+    assert_same(p.weights, q.weights)
+
+
+def test_passes_without_a_batch_and_empty_batches_are_refused_in_words():
+    p, optimizer = start("slicesam")
+    with pytest.raises(ValueError, match="takes the batch"):
+        next(optimizer.passes())
+    with pytest.raises(ValueError, match="batch is empty"):
+        optimizer.step(p.loss_of, p.x[:0], p.y[:0])
+
+
 # Small batches --------------------------------------------------------------------------------------------------------
 
 

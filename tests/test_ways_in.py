@@ -97,15 +97,63 @@ def test_the_plain_momentum_optimizer_is_the_method_that_takes_a_closure():
 def test_with_the_model_evaluation_and_saving_see_theta_and_a_closed_optimizer_leaves_it():
     model, optimizer = momentum_sam(base=torch.optim.AdamW, lr=0.01)
     x, _ = next(batches(1))
-    moved, saved = model[0].weight.detach().clone(), model.state_dict()["0.weight"].clone()
-    assert not torch.equal(moved, saved)
+    theta = model[0].weight.detach().clone()
+    model(x)
+    moved = model[0].weight.detach().clone()
+    assert not torch.equal(moved, theta) and torch.equal(model.state_dict()["0.weight"], theta)
     model.eval()(x)
-    assert torch.equal(model[0].weight, saved)
+    assert torch.equal(model[0].weight, theta)
     model.train()(x)
     assert torch.equal(model[0].weight, moved), "and training goes on where it was"
     optimizer.close()
     model(x)
-    assert torch.equal(model[0].weight, saved)
+    assert torch.equal(model[0].weight, theta)
+
+
+@pytest.mark.parametrize("wrap", [lambda model: model, lambda model: torch.compile(model, backend="eager")])
+def test_after_a_step_the_weights_are_theta_to_clamp_average_or_save_through_whatever_holds_them(wrap):
+    """Before: a clamp after the step was lost, and the inner module of a wrapper was saved at the moved point."""
+    model = net()
+    used = wrap(model)
+    optimizer = MSAM(model.parameters(), rho=1.0, lr=0.1, model=used)
+    for x, y in batches(4):
+        plain_steps(used, optimizer, [(x, y)])
+        with torch.no_grad():
+            for p in model.parameters():
+                p.clamp_(-0.05, 0.05)
+    saved = copy.deepcopy(model)
+    optimizer.eval()
+    assert_same(model, saved)
+    assert all(p.abs().max() <= 0.05 for p in model.parameters())
+
+
+def test_without_the_model_a_change_that_would_be_lost_is_refused():
+    model = net()
+    optimizer = MSAM(model.parameters(), lr=0.1)
+    plain_steps(model, optimizer, batches(2))
+    torch.nn.init.zeros_(model[0].weight)
+    with pytest.raises(ValueError, match=r"optimizer\.eval\(\) before it"):
+        optimizer.eval()
+
+
+def test_training_in_evaluation_mode_is_the_bases_and_said_so():
+    """Frozen BatchNorm. Before: plain SGD, in silence."""
+    model, optimizer = momentum_sam()
+    x, y = next(batches(1))
+    with pytest.warns(esam.GuidanceWarning, match="taken at theta"):
+        plain_steps(model.eval(), optimizer, [(x, y)])
+
+
+def test_a_model_that_is_trained_by_another_method_than_forward_is_differentiated_at_the_point():
+    one, other = net(), net()
+    for model, follows in ((one, one), (other, None)):
+        optimizer = MSAM(model.parameters(), rho=1.0, lr=0.1, model=follows)
+        for x, y in batches(4):
+            optimizer.zero_grad()
+            F.cross_entropy(model.forward(x), y).backward()  # no hook sees it
+            optimizer.step()
+        optimizer.eval()
+    assert_same(one, other)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])

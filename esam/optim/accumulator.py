@@ -35,7 +35,8 @@ class Accumulator:
         """Whether it is the same on every rank."""
         self.sparse: set[int] = set()
         """The tensors whose gradients are sparse."""
-        self._noted: tuple[Tensor, Tensor | None] | None = None
+        self._noted: tuple[Tensor, Tensor, int] | None = None
+        """A tensor with the ``.grad`` that this step has left there, and how often that had been written to."""
         for p in parameters:
             p.grad = None
 
@@ -49,7 +50,9 @@ class Accumulator:
 
     def backward(self, loss: Tensor, factor: float | Tensor) -> None:
         """Add ``factor`` times the gradient of a loss."""
-        if self._noted is not None and self._noted[0].grad is not self._noted[1]:
+        if self._noted is not None and (
+            self._noted[0].grad is not self._noted[1] or self._noted[1]._version != self._noted[2]
+        ):
             raise ValueError(
                 "the loss function has cleared or replaced .grad, which holds a part of this step's gradient; "
                 "leave zero_grad() out of it"
@@ -61,8 +64,17 @@ class Accumulator:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             self._backward(loss)
-        if self._noted is not None and self._noted[0].grad is not None:
-            self._noted = (self._noted[0], self._noted[0].grad)
+        self._note()
+
+    def _note(self) -> None:
+        p = next((p for p in self.parameters if p.grad is not None), None)
+        self._noted = None if p is None or p.grad is None else (p, p.grad, p.grad._version)
+
+    @property
+    def unclaimed(self) -> bool:
+        """Whether it is there, and not a trainer's or a scaler's, which may have skipped the step."""
+        skips = self.scaler is not None or self._backward is not None
+        return not skips and any(p.grad is not None for p in self.parameters)
 
     def add(self, gradients: Gradients, share: float) -> None:
         """Add ``share`` times these gradients."""
@@ -83,7 +95,7 @@ class Accumulator:
                 p.grad = p.grad + g
             else:
                 ranks.local([p.grad])[0].add_(g)
-            self._noted = (p, p.grad)
+        self._note()
 
     def now(self) -> Gradients:
         """Return what it holds."""
@@ -110,6 +122,7 @@ class Accumulator:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
         if gradients and self.unit != self.samples:
             torch._foreach_mul_(self.ranks.local(gradients), self.unit / self.samples)
+            self._note()
 
     def share(self) -> None:
         """Make it the mean over the ranks, where no backward has."""

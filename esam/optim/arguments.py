@@ -30,6 +30,8 @@ def handed_over(function: object, batch: tuple[Any, ...], dims: Dims, batch_size
     if not batch:
         return Piece(function, None, dims, size)
     samples = size_of_each(batch, dims)
+    if samples == 0:
+        raise ValueError("the batch is empty; skip empty batches")
     if size and samples is not None and size != samples:
         raise ValueError(f"batch_size is {size}, and the batch has {samples} samples; leave batch_size out")
     return Piece(function, batch, dims, size or samples or 0)
@@ -48,7 +50,7 @@ def micro_batches(loss_of: Any, batch: tuple[Any, ...], dims: Dims, batch_size: 
 
 
 class Bindings:
-    """The tensors that a closure reads by name; Python looks them up anew whenever it is called."""
+    """The tensors and fractions that a function reads by name; Python looks them up anew whenever it is called."""
 
     def __init__(self, closure: Any) -> None:
         self._closure = closure
@@ -58,16 +60,16 @@ class Bindings:
         """Refuse a closure whose names stand for other objects than in its first pass, in a loop for example."""
         now = dict(_bindings(self._closure))
         for name, value in self._seen.items():
-            if now.get(name, value) is not value:
+            if (other := now.get(name, value)) is not value and not (isinstance(value, float) and other == value):
                 raise ValueError(
                     f"the closure reads {name}, which stands for another object than when accumulate() ran it, so its "
-                    "second pass would see another batch; hand the batch over, as in accumulate(loss_of, x, y), or bind"
+                    "second pass would see another batch; hand all of it over, as in accumulate(loss_of, x, y), or bind"
                     f" it: lambda keep, {name}={name}: ..."
                 )
 
 
 def _bindings(function: Any, depth: int = 3) -> Iterator[tuple[str, object]]:
-    """Yield what a function reads from outside: tensors, and dicts, lists and tuples that hold some."""
+    """Yield what a function reads from outside: tensors, fractions, and dicts, lists and tuples that hold some."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)
@@ -86,15 +88,15 @@ def _bindings(function: Any, depth: int = 3) -> Iterator[tuple[str, object]]:
     for name, value in outside.items():
         if name in carried_out:
             continue
-        if _holds_tensors(value):
+        if _holds_values(value):
             yield name, value
         elif isinstance(value, types.FunctionType) and value.__globals__ is known:
             yield from _bindings(value, depth - 1)
 
 
-def _holds_tensors(value: object) -> bool:
+def _holds_values(value: object) -> bool:
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
-    return any(isinstance(item, Tensor) for item in items)
+    return any(isinstance(item, (Tensor, float)) for item in items)
 
 
 @functools.lru_cache(maxsize=256)

@@ -79,6 +79,7 @@ class Step:
     def begin(self) -> None:
         """Save what an error takes back, and ask the method what the step needs."""
         optimizer = self.optimizer
+        optimizer.monitor.begins()
         self.owners = buffer_owners(optimizer.model)
         optimizer._before.save(self.owners)
         self.buffers, optimizer._step = optimizer._before, self

@@ -59,6 +59,12 @@ def size_of_each(arguments: tuple[Any, ...], dims: Dims) -> int | None:
     return _agreed([e for a, dim in each if dim is not None for e in _evidence(a, dim)])
 
 
+def versions(arguments: tuple[Any, ...]) -> list[int]:
+    """Return how often each tensor in a function's arguments has been written to in place."""
+    tensors = arguments if all(type(a) is Tensor for a in arguments) else pytree.tree_leaves(arguments)
+    return [t._version for t in tensors if isinstance(t, Tensor) and not t.is_inference()]
+
+
 def dims_of(arguments: tuple[Any, ...], dims: Dims) -> tuple[int | None, ...]:
     """Return each argument's dimension of samples."""
     if not isinstance(dims, (list, tuple)):

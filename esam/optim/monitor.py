@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .buffers import has_batch_statistics
 from .checks import GuidanceWarning, warn_caller
@@ -50,6 +50,9 @@ class Finding:
 
 class Monitor:
     """Notes nothing: what an optimizer has after its first steps."""
+
+    def begins(self) -> None:
+        """Note that a step begins."""
 
     def saw_eps(self, weights: Sequence[Tensor], eps: Gradients) -> None:
         """Note a perturbation of weights at theta."""
@@ -216,6 +219,10 @@ class StepMonitor(Monitor):
 class FirstSteps(StepMonitor):
     """An optimizer's monitor of its own first steps: what it finds is warned of, each thing once."""
 
+    def begins(self) -> None:
+        """Before the last of them, note the parameters that nobody should move."""
+        self._untrained = _untrained(self.optimizer) if self.steps == FIRST - 1 else {}
+
     def stepped(self) -> None:
         """Warn after the first step of what needs no reading, after the last of the rest, and go."""
         super().stepped()
@@ -224,7 +231,7 @@ class FirstSteps(StepMonitor):
         optimizer = self.optimizer
         findings = [self._off(), self._few()] if self.steps == 1 else []
         if self.steps == FIRST:
-            findings = [self._adds_up(), self._length(), self._precision()]
+            findings = [self._adds_up(), self._length(), self._precision(), self._carried()]
             if self.zero_gradients > len(self.ratios):
                 findings.append(self._zero())
             optimizer.monitor = Monitor()
@@ -232,3 +239,22 @@ class FirstSteps(StepMonitor):
             for finding in findings:
                 if finding is not None:
                     warn_caller(str(finding), GuidanceWarning)
+
+    def _carried(self) -> Finding | None:
+        now = _untrained(self.optimizer)
+        moved = [name for name, value in self._untrained.items() if now.get(name, value) != value]
+        if not moved:
+            return None
+        return Finding(
+            f"{moved[0]}, a parameter that the base does not train, moves in forward passes: in every pass of a step, "
+            "by perturbed weights too",
+            "register it as a buffer, which moves once, or move it after the step",
+        )
+
+
+def _untrained(optimizer: SharpnessAware) -> dict[str, tuple[int, float]]:
+    """Return the model's parameters that the base does not train: which tensor each is, and the sum of its values."""
+    trained = {id(p) for p in optimizer.parameters()}
+    others = {name: p for name, p in optimizer.model.named_parameters() if id(p) not in trained}
+    plain = {name: p for name, p in others.items() if type(p) is nn.Parameter and not p.is_meta}
+    return {name: (id(p), float(p.detach().float().sum())) for name, p in plain.items()}

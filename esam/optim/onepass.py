@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from .checks import checked_number
+from .checks import GuidanceWarning, checked_number, warn_caller
 from .gradients import Gradients
 from .optimizer import StandIn
 from .perturb import l2_ascent, perturbed
@@ -28,10 +28,10 @@ def momenta(optimizer: StandIn, index: Iterable[int]) -> dict[int, Tensor]:
 class MSAM(StandIn):
     """Momentum-SAM (Becker et al., 2024) as a plain optimizer: ``zero_grad``, ``backward``, ``step``, as ever.
 
-    While training, the weights stay at theta - rho v / ||v||, v the base's momentum: gradients are taken there, and
-    ``step`` moves theta by them. ``eval()`` brings theta back, bit for bit, for evaluation and for saving; ``train()``
-    goes on. With ``model`` both happen by themselves: a forward pass in evaluation mode and ``model.state_dict()`` see
-    theta.
+    Gradients are taken at theta - rho v / ||v||, v the base's momentum, and ``step`` moves theta by them. With
+    ``model``, the weights are there from a forward pass in training mode to the step, and theta otherwise. Without it
+    they stay there: call ``eval()``, which brings theta back bit for bit, before weights are evaluated, saved, averaged
+    or changed, and ``train()`` to go on.
 
     Args:
         params: Parameters, or groups of them; a group's own radius goes under ``sam_rho``, ``perturb=False`` has none.
@@ -63,9 +63,13 @@ class MSAM(StandIn):
         if any(group.get("momentum") == 0 for group in self.param_groups):
             raise ValueError(NO_MOMENTUM)
         self._moved: perturbed | None = None
+        self._versions: list[int] | None = None
+        """How often each of the moved weights had been written to when they had moved."""
         self._refuse_shards('esam.METHODS["msam"](base, model)')
         self._adopt_hooks()
         self._hook, self._follows = _Follow(self), model is not None
+        self._seen = False
+        """Whether the model has made a forward pass in training mode since the last step: the next one goes there."""
         if model is not None:
             model.register_forward_pre_hook(self._hook)
             model.register_state_dict_pre_hook(self._hook)  # type: ignore[no-untyped-call]
@@ -84,10 +88,16 @@ class MSAM(StandIn):
             weights, eps = self.parameters(), l2_ascent(Gradients(v, v.values()), {n: -radii[n] for n in v})
             self._moved = perturbed([weights[n] for n in eps.index], eps.tensors)
             self._moved.__enter__()
+            self._versions = [w._version for w in self._moved.weights]
 
     def eval(self) -> None:
         """Bring theta back, to evaluate and to save."""
         if self._moved is not None:
+            if self._versions not in (None, [w._version for w in self._moved.weights]):
+                raise ValueError(
+                    "weights were changed while they stood at theta - rho v / ||v||, which would lose the change: call "
+                    "optimizer.eval() before it and optimizer.train() after it, or pass model="
+                )
             self._moved.restore()
             self._moved = None
 
@@ -103,13 +113,21 @@ class MSAM(StandIn):
             self.train()
             with torch.enable_grad():
                 loss = closure()
+        if self._moved is None and momenta(self, self.radii()):
+            warn_caller(
+                "this step's gradient was taken at theta, as the base alone takes it: the forward pass was none of the "
+                "model in training mode; keep frozen layers alone in eval(), or call optimizer.train() before it",
+                GuidanceWarning,
+            )
         self.eval()
         self.base.step()
-        self.train()
+        if not self._seen:
+            self.train()
+        self._seen = False
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the base's state. The model's weights are theta only after ``eval()``: save them then."""
+        """Return the base's state. Without ``model``, the weights are theta only after ``eval()``: save them then."""
         return self.base.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -118,6 +136,9 @@ class MSAM(StandIn):
             self.eval()
         self._moved = None  # without the model, the weights that were there are the caller's to load
         self.base.load_state_dict(state_dict)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_versions": None}  # a copy's weights count anew
 
 
 class _Follow:
@@ -131,8 +152,13 @@ class _Follow:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, model: nn.Module, *what: Any) -> None:
-        if self.optimizer is not None:  # a forward pass hands its inputs over, a state dict other things
-            self.optimizer.train() if model.training and isinstance(what[0], tuple) else self.optimizer.eval()
+        if self.optimizer is None:
+            return
+        if model.training and isinstance(what[0], tuple):  # a forward pass: it hands its inputs over
+            self.optimizer.train()
+            self.optimizer._seen = True
+        else:
+            self.optimizer.eval()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return _Follow, ()

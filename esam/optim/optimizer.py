@@ -132,7 +132,7 @@ class Wrapper(StandIn):
                 f"base must be a torch.optim.Optimizer, got {type(base).__name__}; build it first: "
                 f"{name}(torch.optim.SGD(model.parameters(), lr=0.1), model)"
             )
-        if isinstance(base, Wrapper):
+        if isinstance(base, StandIn):
             raise ValueError(f"base is sharpness-aware itself ({type(base).__name__}); pass its own base: base.base")
         if isinstance(base, torch.optim.LBFGS):
             raise ValueError("LBFGS calls a closure of its own several times a step; choose another base, such as SGD")
@@ -247,6 +247,7 @@ class Wrapper(StandIn):
             found = {n: by_parameter.get(key, {}).get(name) for n, key in enumerate(keys)}
             known = {n: _local(t).to(parameters[n].device) for n, t in found.items() if t is not None}
             if isinstance(getattr(self, name), Gradients):
+                known = {n: t.to(parameters[n].dtype) for n, t in known.items()}
                 setattr(self, name, self.ranks.named(list(known), list(known.values())))
             elif isinstance(getattr(self, name), Tensor):
                 setattr(
@@ -315,5 +316,13 @@ def _check_model(base: Optimizer, model: nn.Module) -> None:
         warn_caller(
             f"the base trains {outside} tensors that are not the model's; running statistics (BatchNorm) of modules "
             "outside the model move in every pass: pass one module that holds all, such as nn.ModuleList([a, b])",
+            GuidanceWarning,
+        )
+    known = {id(p) for p in trained}
+    if others := [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in known]:
+        warn_caller(
+            f"the base does not train {len(others)} of the model's tensors that require a gradient, {others[0]} among "
+            "them: their .grad is of parts of the batch or of perturbed weights, and is never cleared; freeze them "
+            "(requires_grad_(False)), or let the base train them too",
             GuidanceWarning,
         )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from .indexing import EVERYTHING, Dims, joined, take_each
+from .indexing import EVERYTHING, Dims, joined, take_each, versions
 
 if TYPE_CHECKING:
     from .flow import Step
@@ -25,8 +25,8 @@ _CPU = torch.device("cpu")
 class Piece:
     """Samples of one micro-batch, all or some of them: knows how to run them, and to run them again."""
 
-    __slots__ = ("_arguments", "_autocast", "_dims", "_function", "_random", "counted", "losses", "outputs",
-                 "samples", "size")  # fmt: skip
+    __slots__ = ("_arguments", "_autocast", "_dims", "_function", "_random", "_versions", "counted", "losses",
+                 "outputs", "samples", "size")  # fmt: skip
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Piece:
         """What the function returned beside the loss, detached."""
         self._random: RandomState = []
         self._autocast: list[tuple[str, torch.dtype]] = []
+        self._versions: list[int] | None = None
+        """How often each tensor of the arguments had been written to when ``remember_state`` was called."""
 
     def cut(self, samples: Tensor) -> Piece:
         """Return some of the samples."""
-        arguments = self._arguments
-        if arguments is not None:
-            arguments = take_each(arguments, samples, self._dims, self.size)
+        arguments = None if self._arguments is None else self.arguments(samples)
         return Piece(self._function, arguments, self._dims, len(samples), samples)
 
     def count(self, keep: Tensor | None) -> int:
@@ -73,6 +73,11 @@ class Piece:
     def arguments(self, keep: Tensor | None) -> tuple[Any, ...]:
         """Return what the function is called with."""
         assert self._arguments is not None, "a closure takes the samples to keep"
+        if self._versions is not None and self._versions != versions(self._arguments):
+            raise ValueError(
+                "the loss function changes its batch in place, so a second pass would run on what the first has left; "
+                "work on a copy there, as in x = x / 255, or change the batch before the step"
+            )
         if keep is None:
             return self._arguments
         return take_each(self._arguments, keep, self._dims, self.size)
@@ -80,6 +85,7 @@ class Piece:
     def remember_state(self, devices: Sequence[torch.device]) -> None:
         """Let later runs of these samples see the random numbers that come now, and the autocast of now."""
         self._random = random_state(devices)
+        self._versions = None if self._arguments is None else versions(self._arguments)
         kinds = {"cpu", *(d.type for d in devices)}
         self._autocast = [(k, torch.get_autocast_dtype(k)) for k in kinds if torch.is_autocast_enabled(k)]
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from .arguments import Bindings, handed_over, micro_batches, refuse_dropped_batches
 from .batch import Batch
 from .buffers import SavedBuffers
-from .checks import checked_choice, checked_count
+from .checks import GuidanceWarning, checked_choice, checked_count, warn_caller
 from .distributed import refusing_hidden_replicas
 from .flow import Plan, Step
 from .gradients import Gradients
@@ -156,7 +156,7 @@ class SharpnessAware(Wrapper):
         """
         piece = handed_over(loss_of, batch, dim, batch_size)
         done = self._run_at_theta(piece, scaler, last=False, perturb=perturb)
-        if not batch and self._step.plan is not None:
+        if self._step.plan is not None:
             self._step.bindings.append(Bindings(loss_of))
         losses, outputs = joined_pieces(done, dim)
         return losses if outputs is None else (losses, *outputs)
@@ -196,7 +196,7 @@ class SharpnessAware(Wrapper):
         """
         if closure is not None:
             refuse_dropped_batches()
-            self._forget()
+            self._refuse_half_a_step()
             return self._all_phases(micro_batches(closure, batch, dim, batch_size), scaler, dim)
         # torch.distributed.checkpoint takes a step at rate zero to learn what a state looks like
         if not self.has_gradient and any(g.get("lr", 1.0) != 0 for g in self.param_groups):
@@ -209,7 +209,13 @@ class SharpnessAware(Wrapper):
     step.hooked = True  # type: ignore[attr-defined]  # torch would wrap it in hooks, and they are the base's
 
     @final
-    def passes(self, *batch: Any, backward: Callable[[Tensor], Any] | None = None, dim: Dims = 0) -> Iterator[Any]:
+    def passes(
+        self,
+        *batch: Any,
+        scaler: GradScaler | None = None,
+        backward: Callable[[Tensor], Any] | None = None,
+        dim: Dims = 0,
+    ) -> Iterator[Any]:
         """Yield the batch, or parts of it, once for each pass of a step; the loop's body is the loss function.
 
         ```python
@@ -224,13 +230,16 @@ class SharpnessAware(Wrapper):
 
         Args:
             batch, dim: As for ``accumulate``.
+            scaler: A ``GradScaler`` for fp16; after the loop ``scaler.step(optimizer)`` and ``scaler.update()``.
             backward: Called with the loss in place of ``loss.backward()``, by trainers that own it.
         """
         mode, step = torch.is_grad_enabled(), None
+        if not batch:
+            raise ValueError("passes() takes the batch: for x, y in optimizer.passes(x, y)")
         try:
             torch._C._set_grad_enabled(False)
             piece = handed_over(_body_of_the_loop, batch, dim, None)
-            step = self._begin(None, backward)
+            step = self._begin(scaler, backward)
             step.in_turns = True
             for runs in (step.first_passes(piece, last=False), step.finishing(last=True)):
                 for run in runs:
@@ -294,6 +303,13 @@ class SharpnessAware(Wrapper):
             )
         if torch.is_inference_mode_enabled():
             raise ValueError("a step needs gradients, and torch.inference_mode() allows none; leave it out around it")
+        self._refuse_half_a_step()
+        if self.has_gradient and self._step.grad.unclaimed:
+            warn_caller(
+                "the gradient of the step before was not stepped by, and is dropped; to accumulate over micro-batches, "
+                "call accumulate(loss_of, x, y) for each of them, then gradient() and step(), once",
+                GuidanceWarning,
+            )
         self._forget()
         self.ranks.invalidate_caches()  # the weights may have moved since
         if not self._generator_shared:
@@ -331,6 +347,14 @@ class SharpnessAware(Wrapper):
         self._step = None
         self.steps += 1
         self.monitor.stepped()
+
+    def _refuse_half_a_step(self) -> None:
+        if self._accumulating:
+            self._undo()
+            raise ValueError(
+                "accumulate() has begun a step; end it with gradient() and step() without arguments. What was "
+                "accumulated has been dropped"
+            )
 
     def _forget(self) -> None:
         """Drop a step that nobody has stepped by: what a method remembered of it did not happen."""
