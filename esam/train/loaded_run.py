@@ -213,7 +213,7 @@ def accuracy_of_rounded_weights(model: nn.Module, task: Task, device: torch.devi
     called, batches = _evenly_spaced(model, task, task.test, device)
     with torch.no_grad(), evaluating(model):
         outputs = called(batches[0][0])
-    return rounded_accuracy(called, batches) if are_classes(outputs, batches[0][1]) else None
+    return rounded_accuracy(called, batches) if are_classes(outputs, torch.cat([y for _, y in batches])) else None
 
 
 MEASURES = {"sharpness": training_sharpness, "rounded_accuracy": accuracy_of_rounded_weights}
