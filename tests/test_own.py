@@ -10,6 +10,7 @@ import pytest
 import snippets
 import torch
 import torch.nn.functional as F
+from my_parts import squares
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
@@ -234,6 +235,7 @@ class Stream(IterableDataset):
         ({"train": (X.masked_fill(X.eq(X[7, 3]), math.nan), Y)}, "in sample 7, column 3"),
         ({"build": lambda: nn.Linear(4, 1)}, "give it 2 outputs"),
         ({"settings": {"sam": {"rhoo": 1}}}, "Did you mean 'rho'"),
+        ({"build": lambda: nn.Linear(4, 1), "train": (X, X[:, 0]), "loss": squares}, r"are \(2, 1\), targets \(2,\);"),
         ({"metric": lambda outputs, targets: outputs.mean()}, "the metric must give one number per sample"),
         ({"train": DataLoader(TensorDataset(X, Y, Y), batch_size=4)}, "must give pairs"),
     ],

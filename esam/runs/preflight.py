@@ -158,6 +158,8 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
                 f"{classes} outputs, one for each class"
             )
         losses = _passed(task.loss, outputs, targets)
+        broadcast = outputs.shape != targets.shape and outputs.numel() == targets.numel()
+        alone = _passed(task.loss, outputs[:1], targets[:1]) if broadcast else None
     if not isinstance(losses, Tensor) or losses.shape != targets.shape[:1]:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
@@ -165,6 +167,11 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
         )
     if not losses.isfinite().all():
         raise ValueError("the loss is not finite before any training; look for NaN or infinite values in the data")
+    if alone is not None and not torch.allclose(alone, losses[:1]):
+        raise ValueError(
+            f"the loss of a sample depends on the other samples: outputs are {tuple(outputs.shape)}, targets "
+            f"{tuple(targets.shape)}; give both the same shape"
+        )
 
 
 def _passed(function: Callable[..., Any], *arguments: Any) -> Any:
