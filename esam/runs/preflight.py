@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esam.extras import missing
 from esam.files import unwritable_folder
-from esam.train.build import batches_of, build_optimizer, check_choices, chosen_device, prepared_model
+from esam.train.build import batches_of, build_optimizer, check_choices, chosen_device, prepared_model, shape_of
 from esam.train.config import Config, is_factory
 from esam.train.datasets import check_memory, load_data
 from esam.train.evaluation import per_sample_cross_entropy
@@ -45,7 +45,7 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
     faults += missing("plotly", "jinja2", purpose="the report") if report else []
     faults += [*unwritable_folder(out), *_inside_data(out, runs[0].config)]
     loaded: dict[tuple[object, ...], tuple[Task, Facts] | None] = {}
-    built: set[str] = set()
+    models: dict[str, str | None] = {}
     for run in runs:
         try:
             if wrong := run.config.faults():
@@ -60,9 +60,10 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
             if (data := loaded[key]) is None:
                 continue
             ended_record(run.folder / RECORD_NAME, run.config, data[1])
-            if (id_without_seed := replace(run.config, seed=0).id()) not in built:
-                built.add(id_without_seed)
-                _check_run(run.config, *data)
+            if (id_without_seed := replace(run.config, seed=0).id()) not in models:
+                models[id_without_seed] = None
+                models[id_without_seed] = _check_run(run.config, *data)
+            ended_record(run.folder / RECORD_NAME, run.config, {**data[1], "model": models[id_without_seed]})
         except FAULTS as error:
             faults.append(str(error))
     faults = list(dict.fromkeys(faults))
@@ -71,7 +72,8 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
         raise ValueError("\n  ".join([*several, *faults]))
 
 
-def _check_run(config: Config, task: Task, facts: Facts) -> None:
+def _check_run(config: Config, task: Task, facts: Facts) -> str:
+    """Refuse a run whose model, method, loss and data do not go together; return the ``shape_of`` its model."""
     device = chosen_device(config.device)
     model = prepared_model(config, task, device)
     build_optimizer(config, model, total_steps=1)
@@ -80,6 +82,7 @@ def _check_run(config: Config, task: Task, facts: Facts) -> None:
     check_memory(config.batch_size * each, f"a batch of {config.batch_size} inputs", "batch_size")
     batches = batches_of(config, task, device, fastest_memory_format(model))[0]
     check_model(model, again, next(iter(batches.epoch(1))), task, facts)
+    return shape_of(model)
 
 
 def _inside_data(folder: Path, config: Config) -> Iterator[str]:

@@ -237,12 +237,12 @@ def _counts(labels: Tensor | None) -> list[int] | None:
 
 
 def changed_data(then: Facts | None, now: Facts) -> str | None:
-    """Say how the data (or a model of Python's own) differ from a record's; None where they do not, or it is silent."""
+    """Say how the data or the model's tensors differ from a record's; None where they do not, or one is silent."""
     if then is None or then["fingerprint"] == now["fingerprint"]:
-        other = then is not None and then.get("model") != now.get("model")
-        return "the model has other tensors than it had" if other else None
+        models = {facts.get("model") for facts in (then or now, now)} - {None}
+        return "the model has other tensors than it had" if len(models) > 1 else None
     both = [f"{data['train']} training and {data['test']} test samples ({data['fingerprint']})" for data in (then, now)]
-    return f"then {both[0]}, now {both[1]}"
+    return f"the data have changed: then {both[0]}, now {both[1]}"
 
 
 def _add_samples(digest: Any, samples: Any) -> None:
