@@ -64,7 +64,7 @@ def evaluate(
                 scored += len(y)
                 right = outputs.argmax(1) == y
                 correct += int(right.sum())
-                labels += y.numel()
+                labels += int((y >= 0).sum())  # targets below 0 are ignored, as the -100 of torch's losses
                 if by_class and y.dim() == 1 and outputs.shape[1] <= MOST_CLASSES and int(y.min()) >= 0:
                     counts = [each.bincount(minlength=outputs.shape[1]) for each in (y[right], y)]
                     of_classes.append(torch.stack(counts).cpu())
