@@ -17,6 +17,7 @@ from esam.report.summaries import summarise
 from esam.runs import Comparison, plan
 from esam.runs.preflight import check
 from esam.train import Checkpoint, Config, Task, fit, run
+from esam.train.loaded_run import load_run
 from esam.train.record import RECORD_NAME
 from esam.train.task import data_facts
 
@@ -61,6 +62,8 @@ def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(photos, tmp_
     (photos / "dogs" / "more.png").write_bytes((photos / "cats" / "000.png").read_bytes())
     with pytest.raises(ValueError, match="data have changed: then 8 training and 2 .* now 9 training and 2"):
         run(config, tmp_path / "run")
+    with pytest.raises(ValueError, match="data have changed: then 8"):
+        load_run(tmp_path / "run").objective()
     assert contents(tmp_path / "run") == before
 
 
