@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import esam
+from esam.report.settings import common_and_differing
 from esam.train.batches import SeededLoader
 from esam.train.record import read_records
 
@@ -199,6 +200,8 @@ def test_any_optimizer_is_the_base_and_the_record_says_which(tmp_path):
     assert [record.name for record in found.records] == ["RAdam", "SAM"]
     assert found.records[0].config["optimizer"] == "RAdam(lr=0.01, weight_decay=0.1)"
     assert found.records[1].run["effective"]["base"]["weight_decay"] == 0.1
+    shown = dict(common_and_differing(found.records)[0].rows)
+    assert (shown["lr"], shown["weight decay"]) == ("0.01", "0.1") and "momentum" not in shown
     other = compared(tmp_path, optimizer=lambda parameters: torch.optim.RAdam(parameters, lr=0.02))
     assert other.records[0].path != found.records[0].path  # another optimizer is another run
 
