@@ -22,7 +22,7 @@ from esam.train.models import fastest_memory_format
 from esam.train.record import RECORD_NAME
 from esam.train.runner import ended_record
 from esam.train.samples import Batch, Samples, outputs_of, row_of, rows_of, sample_count
-from esam.train.task import Facts, Task, data_facts
+from esam.train.task import Facts, Task, called, data_facts
 
 from .plan import PlannedRun
 
@@ -55,7 +55,8 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
             if (key := tuple(getattr(run.config, name) for name in DATA_SETTINGS)) not in loaded:
                 loaded[key] = None  # if this fails, it is not tried again
                 task = load_data(run.config)
-                check_data(task, facts := data_facts(task))
+                facts = called(run.config.data, data_facts, task)
+                called(run.config.data, check_data, task, facts)
                 loaded[key] = task, facts
             if (data := loaded[key]) is None:
                 continue
@@ -81,7 +82,8 @@ def _check_run(config: Config, task: Task, facts: Facts) -> str:
     each = 8 * math.prod(facts.get("shape") or ())  # float32, and as much again on the way through the first layer
     check_memory(config.batch_size * each, f"a batch of {config.batch_size} inputs", "batch_size")
     batches = batches_of(config, task, device, fastest_memory_format(model))[0]
-    check_model(model, again, next(iter(batches.epoch(1))), task, facts)
+    batch = called(config.data, next, iter(batches.epoch(1)))
+    check_model(model, again, batch, task, facts)
     return shape_of(model)
 
 
@@ -145,6 +147,10 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("there is nothing to train: no parameter of the model requires a gradient (requires_grad)")
+    if not isinstance(batch[1], Tensor):
+        raise ValueError(
+            f"the targets of a batch are a {type(batch[1]).__name__}; give each sample a number or a tensor"
+        )
     inputs, targets = (rows_of(part, slice(0, FEW)) for part in batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         outputs = _passed(outputs_of, model.eval(), inputs)

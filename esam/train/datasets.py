@@ -52,7 +52,9 @@ def load_data(config: Config) -> Task:
                     f"{name} is for pictures, and {config.data} is a function of your own: do it there, and leave it "
                     "out"
                 )
-        return part_of(as_task(config.data, called(config.data, find_factory(config.data))), config)
+        whole = as_task(config.data, called(config.data, find_factory(config.data)))
+        task: Task = called(config.data, part_of, whole, config)
+        return task
     identity, list_pictures = _find_source(config)
     train, test, classes = cached((identity, config.size), lambda: _decoded(list_pictures, config.size))
     task = part_of(Task(train, test, classes=classes), config)

@@ -185,8 +185,8 @@ def _user_code_error(what: str, error: Exception) -> ValueError:
     if isinstance(error, SyntaxError):
         return ValueError(f"{what} failed at line {error.lineno} of {error.filename}: {error.msg}; mend it there")
     places = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, ValueError) and places and Path(places[-1].filename).parent == Path(__file__).parent:
-        return ValueError(f"{what}: {error}")  # a Task's own words
+    if isinstance(error, ValueError) and places and Path(__file__).parents[1] in Path(places[-1].filename).parents:
+        return ValueError(f"{what}: {error}")  # our own words
     return ValueError(f"{what} failed{user_code_line(error)}: {type(error).__name__}: {error}; mend it there")
 
 
