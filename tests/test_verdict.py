@@ -125,6 +125,7 @@ def test_a_method_that_takes_more_time_than_its_passes_count_is_warned_of():
     slow = {"base": timed(10, 0.9, 0.91), "sam": timed(16, 0.9, 0.91), "slicesam": timed(27, 0.9, 0.91)}
     (found,) = advice(compared(slow, batch_size=128))
     assert (found.word, found.names) == ("slow", ("SliceSAM",)) and "SliceSAM 2.70 times" in found.line
+    assert [each.counted_ratio for each in compared(slow, budget=9.0)] == [None] * 3  # which all spend whole
 
 
 def test_a_run_that_diverged_names_what_to_lower():
