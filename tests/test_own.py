@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from my_parts import squares
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import esam
 from esam.report.settings import common_and_differing
@@ -139,6 +139,14 @@ def test_every_kind_of_data_trains_and_the_same_data_train_alike(tmp_path):
     bare = [{"points": row} for row in X]
     with pytest.raises(ValueError, match="a dict with labels or label, got a dict with points"):
         compared(tmp_path / "bare", build=ByName, train=bare, test=bare)
+
+
+def test_a_loader_of_batches_has_their_size_and_the_length_that_suits_it(tmp_path):
+    pairs = TensorDataset(X[:40].repeat(10, 1), Y[:40].repeat(10))
+    for name, batches in (("sampler", BatchSampler(range(400), 8, False)), ("list", [[0, 1, 2, 3] * 2] * 50)):
+        train = DataLoader(pairs, batch_sampler=batches)
+        (record,) = compared(tmp_path / name, train=train, methods=["base"], epochs=None).records
+        assert (record.config["batch_size"], record.config["epochs"]) == (8, 30)
 
 
 def test_a_loaders_epochs_depend_on_seed_and_number_alone_and_leave_the_streams_outside_alone():

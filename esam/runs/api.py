@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -127,7 +128,8 @@ def compare(
     if isinstance(train, DataLoader):
         if fixed_batches:
             raise ValueError("batch_size is the DataLoader's own: set it there")
-        fixed_batches, chosen["batch_size"] = True, train.batch_size or Config.batch_size
+        sampled = train.batch_size or getattr(train.batch_sampler, "batch_size", None)  # else the mean of its batches
+        fixed_batches, chosen["batch_size"] = True, sampled or math.ceil(sample_count(train.dataset) / len(train))
     searched = [key for key in tune_over if key in ("lr", "weight_decay")] if tune else []
     problem = trials = _Problem(build_model, optimizer, metric, searched, *_data(train, test, loss, classes))
     if tune and validation is not None:
