@@ -25,6 +25,13 @@ class Pairs(Dataset):
         return self.x[row], int(self.y[row])
 
 
+class Torn(Pairs):
+    """Has a row that cannot be read."""
+
+    def __getitem__(self, row):
+        return super().__getitem__({}[row] if row == 17 else row)
+
+
 def pair():
     return TRAIN, TEST
 
@@ -38,6 +45,9 @@ dataset = partial(Task, Pairs(), TEST)
 infinite_row = partial(Task, Pairs(X.masked_fill(X.eq(X[7, 3]), float("inf"))), TEST)
 untested = partial(Task, TRAIN, (X[Y < 2], Y[Y < 2]))
 numbers = partial(Task, (X, X[:, :1]), (X, X[:, :1]), loss=squares)
+torn = partial(Task, Torn(), TEST)
+ragged = partial(Task, [(X[row, : 3 + row % 2], Y[row]) for row in range(40)], TEST)
+words = partial(Task, [(x, "cat") for x in X], TEST)
 uneven = partial(Task, (X, Y[:5]), TEST)
 scalar_loss = partial(Task, TRAIN, TEST, loss=nn.functional.cross_entropy)
 

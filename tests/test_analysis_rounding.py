@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from esam.analysis import rounded, rounded_accuracy
-from esam.train import Config, Task, run
+from esam.train import Config, Task, evaluate, run
 from esam.train.loaded_run import MEASURES, accuracy_of_rounded_weights
 
 
@@ -35,6 +35,15 @@ def test_accuracy_is_that_of_the_rounded_model_and_the_model_is_only_read():
     assert torch.equal(model.weight, before)
     with pytest.raises(ValueError, match="bits must be 2 or more"):
         rounded({}, 1)
+
+
+def test_targets_that_are_ignored_count_in_no_accuracy():
+    model = nn.Linear(2, 2, bias=False)
+    model.weight.data.copy_(torch.eye(2))
+    # four pictures of two pixels, the first scored as class 0, the second as class 1: right in three of the four known
+    batches = [(torch.eye(2).expand(4, 2, 2), torch.tensor([[1, -100], [0, -100], [-100, -100], [0, 1]]))]
+    assert evaluate(model, batches, lambda o, t: o.sum((1, 2)))["test_accuracy"] == 0.75
+    assert rounded_accuracy(model, batches, bits=(32,)) == {"32": 0.75}
 
 
 def test_a_record_has_the_accuracy_of_rounded_weights_where_there_are_classes(tmp_path, own_cache):

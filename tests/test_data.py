@@ -147,6 +147,28 @@ def test_class_folders_give_classes_in_alphabetical_order_and_the_files_of_each_
     assert data.test[1].tolist() == [1, 1, 2]
 
 
+@pytest.mark.parametrize(
+    ("names", "sizes"),
+    [
+        (("Train", "Test"), (4, 2)),
+        (("training", "testing"), (4, 2)),
+        (("TRAIN", "Val"), (4, 2)),
+        (("train",), (3, 1)),
+        (("train", "tst"), "tst holds class folders, and there is no test beside it"),
+        (("trian", "test"), "test holds class folders, and there is no train beside it"),
+    ],
+)
+def test_folders_of_a_division_are_known_in_any_case_and_half_a_division_is_refused(tmp_path, names, sizes):
+    for number, name in enumerate(names):
+        class_folders(tmp_path / "set" / name, {"cat": 2 - number, "dog": 2 - number})
+    if isinstance(sizes, str):
+        with pytest.raises(ValueError, match=sizes):
+            load_data(tmp_path / "set")
+        return
+    data = load_data(tmp_path / "set")
+    assert (data.classes, (len(data.train[1]), len(data.test[1]))) == (("cat", "dog"), sizes)
+
+
 def test_a_class_may_be_a_link_to_a_folder_and_a_loop_multiplies_no_picture(tmp_path):
     folder = class_folders(tmp_path / "set", {"cat": 5, "dog": 4})
     (folder / "wolf").symlink_to(class_folders(tmp_path / "elsewhere", {"wolf": 5}) / "wolf")

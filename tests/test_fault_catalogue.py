@@ -115,6 +115,10 @@ FAULTS = [
     # models and data of one's own
     Fault(f"{OURS} --data my_parts:broken", "ZeroDivisionError"),
     Fault(f"{OURS} --data my_parts:uneven --model my_parts:net", "give one for each"),
+    Fault(f"{OURS} --data my_parts:torn --model my_parts:net", "my_parts.py: KeyError: 17"),
+    Fault(f"{OURS} --data my_parts:torn --model my_parts:net --train-size 9", "my_parts.py: KeyError: 17"),
+    Fault(f"{OURS} --data my_parts:ragged --model my_parts:net", "my_parts:ragged failed: RuntimeError: stack expects"),
+    Fault(f"{OURS} --data my_parts:words --model my_parts:net", "the targets of a batch are a tuple"),
     Fault(f"{OURS} --data my_parts:scalar_loss --model my_parts:net", 'reduction="none"'),
     Fault(f"{OURS} --data my_parts:classes --model my_parts:broken_net", "KeyError"),
     Fault(f"{OURS} --data my_parts:classes --model my_parts:leaving_net", "SystemExit(3)"),

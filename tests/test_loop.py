@@ -258,6 +258,15 @@ def test_a_class_without_samples_has_no_accuracy_and_targets_that_are_no_classes
         assert by_class(targets) is None
 
 
+@pytest.mark.parametrize(
+    ("outputs", "targets"), [(1, [[0, 1, 0, 1], [1, 1, 0, 0]]), (1, [[7, 2, 0, 1]]), (2, [[0, 1, 1, 0], [0, 3, 1, 0]])]
+)
+def test_whole_numbers_that_the_outputs_do_not_score_are_no_classes_and_have_no_accuracy(outputs, targets):
+    data = [(torch.randn(4, 2), torch.tensor(each)) for each in targets]
+    found = evaluate(nn.Linear(2, outputs), data, lambda o, t: (o[:, 0] - t).square(), by_class=True)
+    assert "test_accuracy" not in found and found["class_accuracy"] is None
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_evaluation_leaves_modes_statistics_and_random_numbers_alone(fails):
     model = built()

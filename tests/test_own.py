@@ -10,10 +10,12 @@ import pytest
 import snippets
 import torch
 import torch.nn.functional as F
+from my_parts import squares
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
 import esam
+from esam.report.settings import common_and_differing
 from esam.train.batches import SeededLoader
 from esam.train.record import read_records
 
@@ -139,6 +141,14 @@ def test_every_kind_of_data_trains_and_the_same_data_train_alike(tmp_path):
         compared(tmp_path / "bare", build=ByName, train=bare, test=bare)
 
 
+def test_a_loader_of_batches_has_their_size_and_the_length_that_suits_it(tmp_path):
+    pairs = TensorDataset(X[:40].repeat(10, 1), Y[:40].repeat(10))
+    for name, batches in (("sampler", BatchSampler(range(400), 8, False)), ("list", [[0, 1, 2, 3] * 2] * 50)):
+        train = DataLoader(pairs, batch_sampler=batches)
+        (record,) = compared(tmp_path / name, train=train, methods=["base"], epochs=None).records
+        assert (record.config["batch_size"], record.config["epochs"]) == (8, 30)
+
+
 def test_a_loaders_epochs_depend_on_seed_and_number_alone_and_leave_the_streams_outside_alone():
     loader = DataLoader(Augmented(), batch_size=5, shuffle=True)
 
@@ -198,6 +208,8 @@ def test_any_optimizer_is_the_base_and_the_record_says_which(tmp_path):
     assert [record.name for record in found.records] == ["RAdam", "SAM"]
     assert found.records[0].config["optimizer"] == "RAdam(lr=0.01, weight_decay=0.1)"
     assert found.records[1].run["effective"]["base"]["weight_decay"] == 0.1
+    shown = dict(common_and_differing(found.records)[0].rows)
+    assert (shown["lr"], shown["weight decay"]) == ("0.01", "0.1") and "momentum" not in shown
     other = compared(tmp_path, optimizer=lambda parameters: torch.optim.RAdam(parameters, lr=0.02))
     assert other.records[0].path != found.records[0].path  # another optimizer is another run
 
@@ -234,6 +246,7 @@ class Stream(IterableDataset):
         ({"train": (X.masked_fill(X.eq(X[7, 3]), math.nan), Y)}, "in sample 7, column 3"),
         ({"build": lambda: nn.Linear(4, 1)}, "give it 2 outputs"),
         ({"settings": {"sam": {"rhoo": 1}}}, "Did you mean 'rho'"),
+        ({"build": lambda: nn.Linear(4, 1), "train": (X, X[:, 0]), "loss": squares}, r"are \(2, 1\), targets \(2,\);"),
         ({"metric": lambda outputs, targets: outputs.mean()}, "the metric must give one number per sample"),
         ({"train": DataLoader(TensorDataset(X, Y, Y), batch_size=4)}, "must give pairs"),
     ],

@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import os
 
 import my_parts
 import pytest
@@ -126,6 +127,15 @@ def test_a_picture_that_cannot_be_read_costs_no_other_its_prediction(photos, tmp
     assert [row["class"] for row in rows] == ["", "", "dark"]
     assert all("cannot read" in row["error"] for row in rows[:2])
     assert "2 of 3 have no prediction, the first: cannot read" in err
+
+
+def test_a_name_that_is_no_utf_8_costs_no_prediction(photos, tmp_path):
+    folder, pictures = photos
+    odd = tmp_path / os.fsdecode(b"caf\xe9.png")
+    odd.write_bytes((pictures / "dark" / "000.png").read_bytes())
+    for ending, name in ((".csv", b"caf\xe9.png"), (".json", b"caf?.png")):
+        out = (tmp_path / "p").with_suffix(ending)
+        assert main(["predict", str(folder), str(odd), "--out", str(out)]) == 0 and name in out.read_bytes()
 
 
 def test_a_run_on_other_data_than_pictures_says_how_it_is_used(tmp_path):

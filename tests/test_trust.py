@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from esam.report.summaries import summarise
 from esam.runs import Comparison, plan
 from esam.runs.preflight import check
 from esam.train import Checkpoint, Config, Task, fit, run
+from esam.train.loaded_run import load_run
 from esam.train.record import RECORD_NAME
 from esam.train.task import data_facts
 
@@ -58,8 +60,10 @@ def test_a_run_whose_data_have_changed_is_refused_and_left_as_it_is(photos, tmp_
         assert not finished
     before = contents(tmp_path / "run")
     (photos / "dogs" / "more.png").write_bytes((photos / "cats" / "000.png").read_bytes())
-    with pytest.raises(ValueError, match="data have changed .* then 8 training and 2 .* now 9 training and 2"):
+    with pytest.raises(ValueError, match="data have changed: then 8 training and 2 .* now 9 training and 2"):
         run(config, tmp_path / "run")
+    with pytest.raises(ValueError, match="data have changed: then 8"):
+        load_run(tmp_path / "run").objective()
     assert contents(tmp_path / "run") == before
 
 
@@ -67,8 +71,19 @@ def test_a_comparison_of_changed_data_is_refused_before_anything_runs(photos, tm
     runs = plan(Comparison(trained_on(photos, epochs=1), ("base",), (0, 1)), tmp_path / "out")
     run(runs[0].config, runs[0].folder)
     (photos / "dogs" / "000.png").write_bytes((photos / "cats" / "005.png").read_bytes())
-    with pytest.raises(ValueError, match="the data have changed since the run in"):
+    with pytest.raises(ValueError, match="the data have changed: then 8"):
         check(runs, tmp_path)
+
+
+def test_a_comparison_by_a_model_that_was_edited_is_refused_and_an_old_record_tells_of_none(tmp_path, monkeypatch):
+    config = Config(data="my_parts:classes", model="my_parts:net", method="base", epochs=1, threads=1)
+    runs = plan(Comparison(config, ("base", "sam"), (0,)), tmp_path)
+    path = run(runs[0].config, runs[0].folder).path
+    monkeypatch.setattr("my_parts.net", lambda: nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3)))
+    with pytest.raises(ValueError, match="the model has other tensors than it had"):
+        check(runs, tmp_path)
+    path.write_text(re.sub(r'"model": "\w{16}"', '"model": null', path.read_text()))
+    check(runs, tmp_path)
 
 
 def test_the_same_pictures_in_another_folder_are_the_same_data(tmp_path):

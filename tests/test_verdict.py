@@ -55,6 +55,10 @@ def test_a_clear_winner_is_named_with_gain_price_and_those_not_distinguishable_f
         ({"base": [0.70, 0.72], "sam": [0.71, 0.74]}, "Whether any method beats SGD cannot be told from 2 seeds"),
         ({"base": [0.80, 0.81], "sam": [0.60, 0.61]}, "No method beats SGD (80.5 % ± 0.7, 2 seeds)."),
         ({"base": [0.70], "sam": [0.742]}, "Which method is better cannot be told from one seed: the highest is SAM"),
+        (
+            {"base": [0.70], "sam": [0.80, 0.81], "esam": [0.8, 0.8]},
+            "Which method is better cannot be told from one seed",
+        ),
         ({"base": [0.34, 0.33], "sam": [0.36, 0.35]}, "All methods are at chance (33 % of 3 classes)"),
         ({"sam": [0.7, 0.8]}, "SAM reached 75.0 % ± 7.1 with 2 seeds."),
         ({"base": [{"status": "diverged"}]}, "SGD diverged with 1 of 1 seeds."),
@@ -69,6 +73,14 @@ def test_what_cannot_be_told_is_said_so(results, start):
     assert found.sentence.startswith(start)
     if len(next(iter(results.values()))) == 1:
         assert "points over" not in found.sentence
+
+
+@pytest.mark.parametrize("lonely", [0.75, 0.99])
+def test_a_method_with_one_seed_does_not_keep_the_others_from_being_compared(lonely):
+    lost = {"status": "diverged"}
+    found = verdict(compared({**WON, "esam": [lonely, lost, lost]}))
+    assert found.sentence.startswith("Best: SAM with 81.0 % ± 1.0, 10.0 points over SGD") and found.best == ("SAM",)
+    assert f"With one seed only, and so not compared: ESAM ({100 * lonely:.1f} %). ESAM diverged" in found.sentence
 
 
 def test_one_seed_gives_the_error_of_the_test_set_instead_of_a_gain():
@@ -113,6 +125,7 @@ def test_a_method_that_takes_more_time_than_its_passes_count_is_warned_of():
     slow = {"base": timed(10, 0.9, 0.91), "sam": timed(16, 0.9, 0.91), "slicesam": timed(27, 0.9, 0.91)}
     (found,) = advice(compared(slow, batch_size=128))
     assert (found.word, found.names) == ("slow", ("SliceSAM",)) and "SliceSAM 2.70 times" in found.line
+    assert [each.counted_ratio for each in compared(slow, budget=9.0)] == [None] * 3  # which all spend whole
 
 
 def test_a_run_that_diverged_names_what_to_lower():

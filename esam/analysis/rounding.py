@@ -29,15 +29,18 @@ def rounded(parameters: Parameters, bits: int) -> dict[str, Tensor]:
 
 
 def rounded_accuracy(model: nn.Module, batches: Iterable[Batch], bits: Iterable[int] = BITS) -> dict[str, float]:
-    """Return the accuracy over the batches with weights of so many bits, by their number; the model is only read."""
+    """Return the accuracy over the batches with weights of so many bits, by their number; the model is only read.
+
+    Targets below 0 do not count, as the -100 that torch's losses ignore.
+    """
     misses = ModelObjective(model, batches, _misses)
-    theta = misses.parameters
+    theta, known = misses.parameters, torch.cat([y.flatten() >= 0 for _, y in misses.batches])
     with torch.no_grad():
-        return {str(each): 1 - float(misses(rounded(theta, each))) for each in bits}
+        return {str(each): 1 - float(misses(rounded(theta, each)) / known.double().mean()) for each in bits}
 
 
 def _misses(outputs: Tensor, targets: Tensor) -> Tensor:
-    return (outputs.argmax(1) != targets).double()
+    return ((outputs.argmax(1) != targets) & (targets >= 0)).double()
 
 
 def _rounded(weight: Tensor, levels: int) -> Tensor:

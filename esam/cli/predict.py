@@ -55,7 +55,9 @@ def predict(arguments: list[str]) -> None:
     if options.out is None:
         print(text, end="")
     else:
-        write_atomically(options.out, text.encode())
+        # a file's name may be no text: CSV keeps its bytes, which JSON cannot
+        unknown = "replace" if options.out.suffix == ".json" else "surrogateescape"
+        write_atomically(options.out, text.encode(errors=unknown))
         print(options.out)
     if failed := [line["error"] for line in lines if "error" in line]:
         raise RuntimeError(f"{len(failed)} of {len(lines)} have no prediction, the first: {failed[0]}")

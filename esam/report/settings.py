@@ -16,6 +16,8 @@ SILENT = {"method", "seed", "notes", "tuned", "threads", "device", "settings"}
 """Entries of a config that do not tell two runs of a method apart."""
 MAIN = {"data", "model", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "schedule"}
 """Settings that are shown even at their defaults."""
+OF_BASE = ("lr", "momentum", "weight_decay")
+"""Settings that an optimizer of the user's own may have otherwise than the configuration, or not at all."""
 NAMED = 12
 """Classes that are named; the others are counted."""
 
@@ -30,9 +32,10 @@ def flat_settings(config: Settings) -> Settings:
 
 
 def recorded_settings(record: RunRecord) -> Settings:
-    """Return the settings as they took effect: those that a method was not given are its defaults."""
-    of_method = (record.run.get("effective") or {}).get("method", {})
-    return {**flat_settings(record.config), **of_method}
+    """Return the settings as they took effect: a method's defaults too, and of the base what its optimizer has."""
+    effective = record.run.get("effective") or {}
+    of_base = {name: effective["base"].get(name) for name in OF_BASE} if effective.get("base") else {}
+    return {**flat_settings(record.config), **of_base, **effective.get("method", {})}
 
 
 def describe(settings: Settings) -> str:

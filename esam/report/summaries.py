@@ -145,9 +145,10 @@ class MethodSummary:
         return self.train_accuracy is None or self.train_accuracy.mean >= FITTED * right
 
     def _units(self) -> float | None:
-        row = METHODS.get(self.method)
+        row, config = METHODS.get(self.method), self.runs[0].config
+        if config.get("budget") is not None:  # all take the same time, whatever a step costs
+            return None
         if row is not None:
-            config = self.runs[0].config
             return row.units(config.get("settings", {})) * (config.get("epochs") or 1)
         passes = self.forwards, self.backwards
         return passes[0].mean + 2 * passes[1].mean if passes[0] and passes[1] else None

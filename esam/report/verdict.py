@@ -58,6 +58,10 @@ def _compared(ranked: Sequence[MethodSummary]) -> Verdict:
         return Verdict(f"{best.name} reached {reached[best.name]} with {over}.")
     if (chance := _all_at_chance(ranked)) is not None:
         return Verdict(f"All methods are at chance ({chance}): nothing was learnt, so nothing can be compared.")
+    several = [summary for summary in ranked if summary.n > 1]
+    if seeds[0] == 1 and len(several) > 1 and (base is None or base.n > 1):
+        known, lone = _compared(several), [f"{each.name} ({reached[each.name]})" for each in ranked if each.n == 1]
+        return Verdict(f"{known.sentence} With one seed only, and so not compared: {listed(lone)}.", known.best)
     if seeds[0] == 1:
         others = ranked[1:] if len(ranked) < 4 else [ranked[-1] if base in (None, best) else base]
         rest = ", ".join(f"{summary.name} has {reached[summary.name]}" for summary in others if summary is not None)

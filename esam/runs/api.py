@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,7 +128,8 @@ def compare(
     if isinstance(train, DataLoader):
         if fixed_batches:
             raise ValueError("batch_size is the DataLoader's own: set it there")
-        fixed_batches, chosen["batch_size"] = True, train.batch_size or Config.batch_size
+        sampled = train.batch_size or getattr(train.batch_sampler, "batch_size", None)  # else the mean of its batches
+        fixed_batches, chosen["batch_size"] = True, sampled or math.ceil(sample_count(train.dataset) / len(train))
     searched = [key for key in tune_over if key in ("lr", "weight_decay")] if tune else []
     problem = trials = _Problem(build_model, optimizer, metric, searched, *_data(train, test, loss, classes))
     if tune and validation is not None:
@@ -246,9 +247,8 @@ class _Problem:
         """Return the parts of one run."""
         device = chosen_device(config.device)
         model = placed(self.model(config.seed), device)
-        facts, batches = {**self.facts, "model": _shape_of(model)}, self.batches(config, device)
-        base = self._base(config, model)
-        return assemble(config, self.task, facts, model, batches, base=base, metric=self.metric)
+        batches, base = self.batches(config, device), self._base(config, model)
+        return assemble(config, self.task, self.facts, model, batches, base=base, metric=self.metric)
 
     def _base(self, config: Config, model: nn.Module) -> Optimizer | None:
         """Return the user's own optimizer, with what a search has changed in all its groups by the same factor."""
@@ -271,10 +271,3 @@ def describe_optimizer(base: Optimizer) -> str:
         values = {"lr": group["lr"], **changed}
         groups.append(", ".join(f"{name}={value}" for name, value in values.items() if name != "params"))
     return f"{type(base).__name__}({'; '.join(groups)})"
-
-
-def _shape_of(model: nn.Module) -> str:
-    """Return what changes when the model does: a hash of the names, shapes and types of its tensors."""
-    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
-    shapes = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
-    return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]

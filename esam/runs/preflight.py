@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from esam.extras import missing
 from esam.files import unwritable_folder
-from esam.train.build import batches_of, build_optimizer, check_choices, chosen_device, prepared_model
+from esam.train.build import batches_of, build_optimizer, check_choices, chosen_device, prepared_model, shape_of
 from esam.train.config import Config, is_factory
 from esam.train.datasets import check_memory, load_data
 from esam.train.evaluation import per_sample_cross_entropy
@@ -22,7 +22,7 @@ from esam.train.models import fastest_memory_format
 from esam.train.record import RECORD_NAME
 from esam.train.runner import ended_record
 from esam.train.samples import Batch, Samples, outputs_of, row_of, rows_of, sample_count
-from esam.train.task import Facts, Task, data_facts
+from esam.train.task import Facts, Task, called, data_facts
 
 from .plan import PlannedRun
 
@@ -45,7 +45,7 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
     faults += missing("plotly", "jinja2", purpose="the report") if report else []
     faults += [*unwritable_folder(out), *_inside_data(out, runs[0].config)]
     loaded: dict[tuple[object, ...], tuple[Task, Facts] | None] = {}
-    built: set[str] = set()
+    models: dict[str, str | None] = {}
     for run in runs:
         try:
             if wrong := run.config.faults():
@@ -55,14 +55,16 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
             if (key := tuple(getattr(run.config, name) for name in DATA_SETTINGS)) not in loaded:
                 loaded[key] = None  # if this fails, it is not tried again
                 task = load_data(run.config)
-                check_data(task, facts := data_facts(task))
+                facts = called(run.config.data, data_facts, task)
+                called(run.config.data, check_data, task, facts)
                 loaded[key] = task, facts
             if (data := loaded[key]) is None:
                 continue
             ended_record(run.folder / RECORD_NAME, run.config, data[1])
-            if (id_without_seed := replace(run.config, seed=0).id()) not in built:
-                built.add(id_without_seed)
-                _check_run(run.config, *data)
+            if (id_without_seed := replace(run.config, seed=0).id()) not in models:
+                models[id_without_seed] = None
+                models[id_without_seed] = _check_run(run.config, *data)
+            ended_record(run.folder / RECORD_NAME, run.config, {**data[1], "model": models[id_without_seed]})
         except FAULTS as error:
             faults.append(str(error))
     faults = list(dict.fromkeys(faults))
@@ -71,7 +73,8 @@ def check(runs: Sequence[PlannedRun], out: Path, *, report: bool = True) -> None
         raise ValueError("\n  ".join([*several, *faults]))
 
 
-def _check_run(config: Config, task: Task, facts: Facts) -> None:
+def _check_run(config: Config, task: Task, facts: Facts) -> str:
+    """Refuse a run whose model, method, loss and data do not go together; return the ``shape_of`` its model."""
     device = chosen_device(config.device)
     model = prepared_model(config, task, device)
     build_optimizer(config, model, total_steps=1)
@@ -79,7 +82,9 @@ def _check_run(config: Config, task: Task, facts: Facts) -> None:
     each = 8 * math.prod(facts.get("shape") or ())  # float32, and as much again on the way through the first layer
     check_memory(config.batch_size * each, f"a batch of {config.batch_size} inputs", "batch_size")
     batches = batches_of(config, task, device, fastest_memory_format(model))[0]
-    check_model(model, again, next(iter(batches.epoch(1))), task, facts)
+    batch = called(config.data, next, iter(batches.epoch(1)))
+    check_model(model, again, batch, task, facts)
+    return shape_of(model)
 
 
 def _inside_data(folder: Path, config: Config) -> Iterator[str]:
@@ -142,6 +147,10 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise ValueError("there is nothing to train: no parameter of the model requires a gradient (requires_grad)")
+    if not isinstance(batch[1], Tensor):
+        raise ValueError(
+            f"the targets of a batch are a {type(batch[1]).__name__}; give each sample a number or a tensor"
+        )
     inputs, targets = (rows_of(part, slice(0, FEW)) for part in batch)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         outputs = _passed(outputs_of, model.eval(), inputs)
@@ -158,6 +167,8 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
                 f"{classes} outputs, one for each class"
             )
         losses = _passed(task.loss, outputs, targets)
+        broadcast = outputs.shape != targets.shape and outputs.numel() == targets.numel()
+        alone = _passed(task.loss, outputs[:1], targets[:1]) if broadcast else None
     if not isinstance(losses, Tensor) or losses.shape != targets.shape[:1]:
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ValueError(
@@ -165,6 +176,11 @@ def check_model(model: nn.Module, again: nn.Module | None, batch: Batch, task: T
         )
     if not losses.isfinite().all():
         raise ValueError("the loss is not finite before any training; look for NaN or infinite values in the data")
+    if alone is not None and not torch.allclose(alone, losses[:1]):
+        raise ValueError(
+            f"the loss of a sample depends on the other samples: outputs are {tuple(outputs.shape)}, targets "
+            f"{tuple(targets.shape)}; give both the same shape"
+        )
 
 
 def _passed(function: Callable[..., Any], *arguments: Any) -> Any:

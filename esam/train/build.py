@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import warnings
 from collections.abc import Collection, Iterable
@@ -100,6 +101,7 @@ def assemble(
 ) -> Parts:
     """Return the parts of a run around a model that is on its device, and the base optimizer if one is given."""
     train, test, ordered = batches
+    facts = {**facts, "model": shape_of(model)}
     if config.compile:
         model.compile()  # in place: its weights keep their names
     device = next(model.parameters()).device
@@ -129,6 +131,13 @@ def prepared_model(config: Config, task: Task, device: torch.device) -> nn.Modul
 def placed(model: nn.Module, device: torch.device) -> nn.Module:
     """Return the model on a device, in its fastest layout."""
     return model.to(device=device, memory_format=fastest_memory_format(model))  # type: ignore[call-overload,no-any-return]
+
+
+def shape_of(model: nn.Module) -> str:
+    """Return what changes when the model does: a hash of the names, shapes and types of its tensors."""
+    tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    shapes = [f"{name} {tuple(value.shape)} {value.dtype}" for name, value in tensors.items()]
+    return hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
 
 
 def batches_of(

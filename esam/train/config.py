@@ -60,7 +60,7 @@ class Config:
     label_noise: float = 0.0
     """Share of the training labels that are made wrong."""
     validation: bool = False
-    """Evaluate on training images that train_size leaves out, not on the test set: for tuning."""
+    """Evaluate on a fixed fifth of the training data, which is not trained on, instead of the test set: for tuning."""
     label_column: str | None = None
     """Of hub data: the column with the labels, where it cannot be guessed."""
     image_column: str | None = None

@@ -29,7 +29,8 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 COUNTED = 1000  # images counted at a time for mean and std, to keep the temporaries small
 KNOWN = ("digits", "uoft-cs/cifar10", "uoft-cs/cifar100")
 LOCAL_COPIES = "ESAM_DATA"  # the environment variable that names a folder of local copies
-TEST_NAMES = ("test", "validation", "valid", "val")  # of folders and of splits; the first that is there is taken
+TRAIN_NAMES = ("train", "training")  # of folders, in upper or lower case
+TEST_NAMES = ("test", "testing", "validation", "valid", "val")  # of folders and of splits; the first of them is taken
 LAYOUT = "train/<class>/<picture> with test/ or val/ beside train/, or <class>/<picture>, which is divided for you"
 ENDINGS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
 BRIGHTEST_DIGIT = 16  # scikit-learn's own scale is 0..16
@@ -51,7 +52,9 @@ def load_data(config: Config) -> Task:
                     f"{name} is for pictures, and {config.data} is a function of your own: do it there, and leave it "
                     "out"
                 )
-        return part_of(as_task(config.data, called(config.data, find_factory(config.data))), config)
+        whole = as_task(config.data, called(config.data, find_factory(config.data)))
+        task: Task = called(config.data, part_of, whole, config)
+        return task
     identity, list_pictures = _find_source(config)
     train, test, classes = cached((identity, config.size), lambda: _decoded(list_pictures, config.size))
     task = part_of(Task(train, test, classes=classes), config)
@@ -176,14 +179,20 @@ def _class_folders(root: Path) -> Listing:
     ``datasets``, which takes the innermost folder for the class and a class 'train station' for the training split,
     drops class folders that are links, and is far slower.
     """
-    divided = (root / "train").is_dir()
-    train = _pictures_by_class(root / "train" if divided else root)
-    tests = [root / name for name in TEST_NAMES if divided and (root / name).is_dir()]
-    test = _pictures_by_class(tests[0]) if tests else None
+    folders = {each.name.lower(): each for each in sorted(root.glob("[!.]*")) if each.is_dir()}
+    trains, tests = ([folders.pop(n) for n in names if n in folders] for names in (TRAIN_NAMES, TEST_NAMES))
+    if bool(trains) != bool(tests):
+        for each in tests or folders.values():
+            if any(file.suffix.lower() in ENDINGS for file in each.glob("*/*")):
+                missing = "test" if trains else "train"
+                raise ValueError(
+                    f"{each} holds class folders, and there is no {missing} beside it; the layout is {LAYOUT}"
+                )
+    train = _pictures_by_class(trains[0] if trains else root)
+    test = _pictures_by_class(tests[0]) if trains and tests else None
     if strangers := sorted(set(test or ()) - set(train)):
         raise ValueError(
-            f"{tests[0]} has classes that {root / 'train'} lacks: {', '.join(strangers)}; both need the same class "
-            "folders"
+            f"{tests[0]} has classes that {trains[0]} lacks: {', '.join(strangers)}; both need the same class folders"
         )
     classes = tuple(train)
     return Listing(_labelled(train, classes), None if test is None else _labelled(test, classes), classes)

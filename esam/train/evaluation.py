@@ -50,7 +50,7 @@ def evaluate(
     """
     ranks, model = ranks or Ranks(), unwrapped(model)
     device = next(model.parameters()).device
-    total = measured = correct = count = labels = classed = 0.0
+    total = measured = correct = count = labels = classed = scored = 0.0
     of_classes: list[Tensor] = []  # how many of each class are right, and how many there are
     with evaluating(model), random_stream_kept(model.parameters()):
         for x, y, rows in parts_of(batches, ranks):
@@ -61,9 +61,10 @@ def evaluate(
                 outputs = outputs_of(model, x)
                 total += float(loss(outputs, y).sum())
             if are_classes(outputs, y):
+                scored += len(y)
                 right = outputs.argmax(1) == y
                 correct += int(right.sum())
-                labels += y.numel()
+                labels += int((y >= 0).sum())  # targets below 0 are ignored, as the -100 of torch's losses
                 if by_class and y.dim() == 1 and outputs.shape[1] <= MOST_CLASSES and int(y.min()) >= 0:
                     counts = [each.bincount(minlength=outputs.shape[1]) for each in (y[right], y)]
                     of_classes.append(torch.stack(counts).cpu())
@@ -75,11 +76,12 @@ def evaluate(
                     raise ValueError(f"the metric must give one number per sample, shape ({len(y)},), got {got}")
                 measured += float(values.sum())
             count += len(y)
-    total, measured, correct, count, labels, classed = ranks.sum([total, measured, correct, count, labels, classed])
+    sums = ranks.sum([total, measured, correct, count, labels, classed, scored])
+    total, measured, correct, count, labels, classed, scored = sums
     if count == 0:
         raise ValueError("there is nothing to evaluate: the test data are empty")
     figures: dict[str, Any] = {"test_loss": total / count}
-    if labels:
+    if labels and scored == count:
         figures["test_accuracy"] = correct / labels
     if metric is not None:
         figures["test_metric"] = measured / count
@@ -91,5 +93,7 @@ def evaluate(
 
 
 def are_classes(outputs: Tensor, targets: Tensor) -> bool:
-    """Whether the targets are numbers of classes that the outputs score."""
-    return outputs.dim() == targets.dim() + 1 and not targets.is_floating_point()
+    """Whether the targets are numbers of classes that the outputs score; a single output scores none."""
+    if outputs.dim() != targets.dim() + 1 or targets.is_floating_point():
+        return False
+    return outputs.shape[1] > 1 and bool((targets < outputs.shape[1]).all())

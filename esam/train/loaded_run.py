@@ -35,7 +35,7 @@ from .models import MODELS, build_model, fastest_memory_format
 from .pictures import Decoder, Pictures
 from .record import RECORD_NAME, RunRecord, read_record
 from .samples import Inputs, Samples, on_device, outputs_of, sample_count, taken_rows
-from .task import Task
+from .task import Task, changed_data, data_facts
 
 RHO = 0.05
 """One radius for all methods, or their sharpness could not be compared: SAM's usual one."""
@@ -101,7 +101,10 @@ class LoadedRun:
                 "record's word is no reason to run it; take the model by esam.load_run(...) and look at it by "
                 "esam.analysis"
             )
-        return training_objective(self.model, load_data(config), next(self.model.parameters()).device, images=images)
+        task = load_data(config)
+        if (how := changed_data(self.record.data, data_facts(task))) is not None:
+            raise ValueError(f"{how}; give back the data that the run in {self.record.path.parent} was trained on")
+        return training_objective(self.model, task, next(self.model.parameters()).device, images=images)
 
 
 def describe_weights(record: RunRecord, epoch: int) -> dict[str, Any]:
@@ -213,7 +216,7 @@ def accuracy_of_rounded_weights(model: nn.Module, task: Task, device: torch.devi
     called, batches = _evenly_spaced(model, task, task.test, device)
     with torch.no_grad(), evaluating(model):
         outputs = called(batches[0][0])
-    return rounded_accuracy(called, batches) if are_classes(outputs, batches[0][1]) else None
+    return rounded_accuracy(called, batches) if are_classes(outputs, torch.cat([y for _, y in batches])) else None
 
 
 MEASURES = {"sharpness": training_sharpness, "rounded_accuracy": accuracy_of_rounded_weights}

@@ -102,7 +102,7 @@ def run(
 def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
     """Return the record of this run if it has come to its end, None if it has yet to.
 
-    The folder of another run is refused, and so are data that are not those the run was trained on.
+    The folder of another run is refused, and so are other data, or a model of other tensors, than it was trained with.
     """
     if not path.exists():
         return None
@@ -116,8 +116,8 @@ def ended_record(path: Path, config: Config, facts: Facts) -> RunRecord | None:
         raise ValueError(f"{path.parent} holds another run: {differences}; choose another folder")
     if (how := changed_data(record.data, facts)) is not None:
         raise ValueError(
-            f"the data have changed since the run in {path.parent} was trained: {how}; choose another folder, or "
-            "delete this one to train again"
+            f"{how}; the run in {path.parent} was trained before that: choose another folder, or delete this one to "
+            "train again"
         )
     return record if record.finished or record.diverged else None
 

@@ -185,8 +185,8 @@ def _user_code_error(what: str, error: Exception) -> ValueError:
     if isinstance(error, SyntaxError):
         return ValueError(f"{what} failed at line {error.lineno} of {error.filename}: {error.msg}; mend it there")
     places = traceback.extract_tb(error.__traceback__)
-    if isinstance(error, ValueError) and places and Path(places[-1].filename).parent == Path(__file__).parent:
-        return ValueError(f"{what}: {error}")  # a Task's own words
+    if isinstance(error, ValueError) and places and Path(__file__).parents[1] in Path(places[-1].filename).parents:
+        return ValueError(f"{what}: {error}")  # our own words
     return ValueError(f"{what} failed{user_code_line(error)}: {type(error).__name__}: {error}; mend it there")
 
 
@@ -237,12 +237,12 @@ def _counts(labels: Tensor | None) -> list[int] | None:
 
 
 def changed_data(then: Facts | None, now: Facts) -> str | None:
-    """Say how the data (or a model of Python's own) differ from a record's; None where they do not, or it is silent."""
+    """Say how the data or the model's tensors differ from a record's; None where they do not, or one is silent."""
     if then is None or then["fingerprint"] == now["fingerprint"]:
-        other = then is not None and then.get("model") != now.get("model")
-        return "the model has other tensors than it had" if other else None
+        models = {facts.get("model") for facts in (then or now, now)} - {None}
+        return "the model has other tensors than it had" if len(models) > 1 else None
     both = [f"{data['train']} training and {data['test']} test samples ({data['fingerprint']})" for data in (then, now)]
-    return f"then {both[0]}, now {both[1]}"
+    return f"the data have changed: then {both[0]}, now {both[1]}"
 
 
 def _add_samples(digest: Any, samples: Any) -> None:
