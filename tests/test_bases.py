@@ -2,6 +2,7 @@
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from conftest import Problem, assert_same, problem
@@ -62,6 +63,7 @@ def trained(make, setting, wrap=None, steps=3):
     p = setting()
     base = make(p.model)
     torch.manual_seed(1)  # some draw numbers as they step
+    np.random.seed(1)  # Kron from numpy
     for _ in range(steps):
         if wrap is not None:
             base = base if isinstance(base, SAM) else wrap(base, p.model)
