@@ -55,7 +55,7 @@ def test_at_least_as_good_has_a_margin_and_better_has_none(gap, at_least, better
 def test_few_seeds_unfitted_images_and_a_sam_that_does_not_lead_leave_it_open():
     good = Verdict(HOLDS, "")
     assert rules.guarded(good, n=6, fits={"SAM": 100.0}).verdict == HOLDS
-    assert rules.guarded(good, n=5, fits={}).reason == "5 seeds of 6"
+    assert rules.guarded(good, n=5, fits={}).reason == "5 of 6 seeds"
     assert "SAM 98.0 %" in rules.guarded(good, n=6, fits={"SAM": 98.0}).reason
     assert rules.guarded(good, n=6, fits={}, sam_leads=False).verdict == INCONCLUSIVE
     assert rules.guarded(Verdict(rules.NOT_RUN, ""), n=1, fits={}).verdict == rules.NOT_RUN

@@ -113,6 +113,8 @@ def _run(arguments: list[str]) -> int:
     except SystemExit as stop:
         if stop.code in (0, None):  # after help
             raise
+        if isinstance(stop.__context__, BrokenPipeError):  # as rich's consoles end where a reader has gone
+            raise stop.__context__ from None
         return _failed(f"ended by SystemExit({stop.code!r}), which a model or data of your own must not raise")
     except BrokenPipeError:
         raise

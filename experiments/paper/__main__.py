@@ -26,7 +26,7 @@ from esam.report.sheets import as_text
 from .hyperparameters import SCALES
 from .items import ITEMS, sections_of
 from .jobs import work_through
-from .page import PICTURES, Judged, claims_sheet, counted, draw_item, item_list, item_plan, judged, runs_sheet
+from .page import PICTURES, Judged, counted, draw_item, item_list, item_plan, judged, runs_sheet
 from .results import Results, open_results
 
 
@@ -110,8 +110,8 @@ def make(names: list[str], results: Results, at_once: int, *, commit: bool = Fal
 
 def print_claims(found: Sequence[Judged]) -> None:
     """Print claims and their verdicts for a terminal."""
-    for claim, paper, verdict, measured in claims_sheet(found).rows:
-        print(f"{verdict.upper():13} {claim} (paper: {paper})\n{'':13} {measured}")
+    for name, claim, verdict in found:
+        print(f"{verdict.verdict.upper():13} {name}: {claim.text} (paper: {claim.paper})\n{'':13} {verdict.words()}")
     print(f"\n{counted(verdict.verdict for _, _, verdict in found)}")
 
 

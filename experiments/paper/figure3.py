@@ -132,14 +132,13 @@ def _consistent(results: Results) -> Verdict:
         return Verdict(rules.NOT_RUN, "two nets are needed")
     means = {column: {s: fmean(own.values()) for s, own in values.items()} for column, values in found.items()}
     best = {column: max(own, key=own.__getitem__) for column, own in means.items()}
-    if len(set(best.values())) == 1:
-        return Verdict(rules.HOLDS, f"best at {best[STUDY[0]]:g} on both")
     verdicts = []
     for column, other in (STUDY, STUDY[::-1]):
         gap = rules.paired(found[column][best[other]], found[column][best[column]])
         assert gap is not None, "every value has the same seeds"
         words = f"{results.title(column)}: {best[other]:g} against its own best {best[column]:g}: {gap.words()}"
-        verdicts.append(rules.guarded(rules.above(gap, -rules.MARGIN, words), n=gap.n, fits={}))
+        fits = {f"{s:g}": results.fit(column, "esam-swp", beta=s) for s in best.values()}
+        verdicts.append(rules.guarded(rules.above(gap, -rules.MARGIN, words), n=gap.n, fits=fits))
     return rules.worst(verdicts)
 
 
@@ -157,7 +156,7 @@ def _saving_grows(method: str, *, linear: bool) -> Judge:
         left, mean = 1 - np.array(shares), saved.mean(1)
         slope = rules.interval([float(np.polyfit(left, process, 1)[0]) for process in saved.T])
         r2 = float(np.corrcoef(left, mean)[0, 1] ** 2)
-        slower = [share for share, value in zip(shares, mean, strict=True) if value < 0]
+        slower = ", ".join(f"{share:g}" for share, value in zip(shares, mean, strict=True) if value < 0)
         words = f"{100 * slope.mean:.0f} ± {100 * slope.half:.0f} % of SAM's time, R² {r2:.3f}"
         verdict = rules.above(slope, 0.0, f"{words}; slower than SAM at {slower}" if slower else words)
         verdict = verdict.because("not linear: R² below .95") if linear and r2 < 0.95 else verdict

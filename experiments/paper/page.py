@@ -121,12 +121,6 @@ def judged(results: Results) -> list[Judged]:
     return [(name, claim, claim.judge(results)) for name, module in ITEMS.items() for claim in module.CLAIMS]
 
 
-def claims_sheet(found: Sequence[Judged], *, short: bool = False) -> Sheet:
-    """Return one line a claim: the paper's figure, the verdict, what was measured, the reason."""
-    rows = [(f"{name}: {claim.text}", claim.paper, one.verdict, one.words(short=short)) for name, claim, one in found]
-    return Sheet("", ("Claim", "Paper", "Verdict", "Measured, and why it cannot be told"), tuple(rows))
-
-
 def counted(verdicts: Iterable[str]) -> str:
     """Say how many claims have each verdict."""
     counts = Counter(verdicts)
@@ -147,10 +141,14 @@ def counts() -> str:
 def claims() -> str:
     """Return one line a claim that has been measured, and where the others are."""
     found = judged(committed())
-    measured = [row for row in found if row[2].verdict != NOT_RUN]
+    head, rows = ("Claim", "Paper", "Verdict", "Here"), list[tuple[str, ...]]()
+    for name, module in ITEMS.items():
+        own = [row for row in found if row[0] == name and row[2].verdict != NOT_RUN]
+        rows += [(f"**{module.NUMBER}**", "", "", "")] if own else []
+        rows += [(claim.text, claim.paper, one.verdict, one.words(short=True)) for _, claim, one in own]
     missing = Counter(name for name, _, verdict in found if verdict.verdict == NOT_RUN)
     words = "\n\nNot run yet: " + ", ".join(f"{n} of {name}" for name, n in missing.items()) + "." if missing else ""
-    return as_markdown(claims_sheet(measured, short=True)) + words
+    return as_markdown(Sheet("", head, tuple(rows))) + words
 
 
 def first_round() -> str:

@@ -146,12 +146,13 @@ def speed_claim(
     def judge(results: Results, column: Column) -> Verdict | None:
         if (ratio := results.speed(column, step, of)) is None:
             return None
-        words = f"{results.title(column)} {100 * ratio.mean:.0f} ± {100 * ratio.half:.0f} % (n = {ratio.n} processes)"
+        figure = f"{100 * ratio.mean:.0f} ± {100 * ratio.half:.0f} % of {results.label(column, of)}'s speed"
+        words = f"{results.title(column)}: {figure}"
         verdict = rules.above(ratio, least, words)
         if most is not None and verdict.verdict == rules.HOLDS:
             verdict = rules.above(Interval(-ratio.mean, ratio.half, ratio.n), -most, words)
         if gpu and not results.scale.real:
             verdict = rules.on_a_cpu(verdict)
-        return verdict if ratio.n >= rules.PROCESSES else verdict.because("fewer than 5 processes")
+        return verdict if ratio.n >= rules.PROCESSES else verdict.because(f"{ratio.n} of {rules.PROCESSES} processes")
 
     return on_each(columns, judge, "not timed")

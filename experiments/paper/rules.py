@@ -178,7 +178,7 @@ def speed_ratio(ratios: Sequence[float]) -> Interval:
 
 def on_a_cpu(verdict: Verdict) -> Verdict:
     """Return a verdict on a figure that was measured on a GPU: a CPU does not contradict it (rule 15)."""
-    return verdict.because("a CPU does not contradict a GPU's figure") if verdict.verdict == CONTRADICTED else verdict
+    return verdict.because("on a CPU") if verdict.verdict == CONTRADICTED else verdict
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,7 @@ def guarded(verdict: Verdict, *, n: int, fits: Mapping[str, float], sam_leads: b
         others = f", and {len(unfitted) - 1} others" if len(unfitted) > 1 else ""
         return verdict.because(f"not fitted: {least} {unfitted[least]:.1f} %{others}")
     if n < SEEDS:
-        return verdict.because(f"{n} seeds of {SEEDS}")
+        return verdict.because(f"{n} of {SEEDS} seeds")
     return verdict if sam_leads else verdict.because("SAM itself does not lead SGD here")
 
 
