@@ -92,7 +92,7 @@ def _judged(method: str, rule: Callable[[Results, Column, Mapping[float, BySeed]
 
     def judge(results: Results, column: Column) -> Verdict | None:
         values = studied(results, column, method)
-        if not values:
+        if len(values) < len(results.scale.shares):  # Table 3 has one of them
             return None
         fits = {f"{s:g}": results.fit(column, method, **{SETTINGS[method]: s}) for s in values}
         verdict = rules.guarded(rule(results, column, values), n=min(map(len, values.values())), fits=fits)
@@ -127,9 +127,9 @@ SMALLEST = _judged(
 
 def _consistent(results: Results) -> Verdict:
     """Judge that the best beta of each net serves the other: non-inferior to its own best (rule 6)."""
-    found = {column: values for column in STUDY if (values := studied(results, column, "esam-swp"))}
-    if len(found) < len(STUDY):
-        return Verdict(rules.NOT_RUN, "two nets are needed")
+    found = {column: studied(results, column, "esam-swp") for column in STUDY}
+    if any(len(values) < len(results.scale.shares) for values in found.values()):
+        return Verdict(rules.NOT_RUN, "all values on two nets are needed")
     means = {column: {s: fmean(own.values()) for s, own in values.items()} for column, values in found.items()}
     best = {column: max(own, key=own.__getitem__) for column, own in means.items()}
     verdicts = []
