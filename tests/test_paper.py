@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from experiments.paper.__main__ import main
 from experiments.paper.data import WATCH, drawn, set_losses
 from experiments.paper.figure4 import gradient_plane, objective_of
 from experiments.paper.hyperparameters import PAPER, SCALES, paper_scale, tiny_scale
-from experiments.paper.items import ITEMS, jobs_of
+from experiments.paper.items import ITEMS, jobs_of, run_list
 from experiments.paper.jobs import Training, training
 from experiments.paper.page import draw_item, hours, item_plan, judged
 from experiments.paper.results import Results, open_results
@@ -51,6 +52,27 @@ def test_the_run_list_makes_every_item_and_leaves_no_claim_without_a_verdict(eve
     assert not [job.name for job in jobs_of(ITEMS, everything) if not job.done(everything.store)]
     found = {f"{name}: {claim.text}": verdict.verdict for name, claim, verdict in judged(everything)}
     assert len(found) >= 60 and NOT_RUN not in found.values()
+
+
+@pytest.mark.slow
+def test_a_run_list_that_is_done_in_part_is_judged_by_what_is_there(everything, tmp_path):
+    """Before: with Table 3 done and Figure 3 not, the command failed."""
+    partial, judgeable = Results(Store(tmp_path, None), everything.scale), [0]
+    for section in run_list(everything):
+        for job in section.jobs:
+            run, file = everything.store.folder / job.name, everything.store.folder / f"{job.name}.jsonl"
+            (tmp_path / job.name).parent.mkdir(parents=True, exist_ok=True)
+            if run.is_dir():
+                shutil.copytree(run, tmp_path / job.name, dirs_exist_ok=True)
+            else:
+                shutil.copy(file, tmp_path / f"{job.name}.jsonl")
+        judgeable.append(sum(verdict.verdict != NOT_RUN for _, _, verdict in judged(partial)))
+        if "Table 3" in section.title:
+            studied = [
+                v.verdict for name, claim, v in judged(partial) if name == "figure3" and "beta" in claim.text[:6]
+            ]
+            assert studied == [NOT_RUN] * 2
+    assert judgeable == sorted(judgeable)
 
 
 @pytest.mark.slow

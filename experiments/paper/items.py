@@ -63,13 +63,13 @@ def run_list(results: Results) -> list[Section]:
         Section("Speeds of Table 2, 5 processes", ("table2",), timings(scale, table2.PAPER), fresh=True),
         Section("SGD at SAM's weight decay", ("table1",), decay),
         Section("Table 3: SWP and SDS on four tasks", ("table3",), trainings(scale, seeds, CIFAR4, ablation)),
-        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True, alone=True),
-        Section("Figure 4 and A.5: planes", ("figure4",), figure4.jobs(scale)),
-        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), trainings(scale, few, table2.PAPER, THREE)),
-        Section("Flatness on ImageNet's stand-in", ("figure4",), imagenet),
-        Section("ViT", ("vit",), trainings(scale, few, vit.PAPER, FIVE)),
         Section("A.7: the printed grid", ("appendix7", "table1"), appendix7.jobs(scale)),
         Section("Each method at its own best", ("table1",), own_best),
+        Section("A.4 at the paper's width", ("appendix4",), appendix4.jobs(scale), fresh=True, alone=True),
+        Section("Table 2 on ImageNet's stand-in", ("table2", "figure4"), trainings(scale, few, table2.PAPER, THREE)),
+        Section("Flatness on ImageNet's stand-in", ("figure4",), imagenet),
+        Section("Figure 4 and A.5: planes", ("figure4",), figure4.jobs(scale)),
+        Section("ViT", ("vit",), trainings(scale, few, vit.PAPER, FIVE)),
         Section("Figure 3: seven betas and gammas, two nets", ("figure3",), figure3.jobs(scale)),
     ]
 
